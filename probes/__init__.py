@@ -1,0 +1,1 @@
+"""One question a file, answered from a capture or from a running model."""

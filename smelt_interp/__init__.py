@@ -1,0 +1,1 @@
+"""What can be said about a looped Mixture-of-Experts transformer without running one."""
