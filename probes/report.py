@@ -1,0 +1,162 @@
+"""Results as people and programs read them: networks side by side, a terminal table, CSV, JSON, written atomically."""
+
+import csv
+import io
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from probes.contract import NULL_PREFIX, Cell, Level, Row
+from smelt_interp.errors import UserError
+
+LEVELS: tuple[Level, ...] = ("headline", "layer", "head")
+OTHER_PREFIX = "in_"
+"""Before the name of another network, in the columns that hold what that network has for the same row."""
+NEEDS_TWO_VISITS = "needs two visits"
+_NOT_KEYS = {"level", "value", "low", "high", "n", "note"}
+
+
+# Side by side
+
+
+def keys_of(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The columns that say what a row is about, in order of first appearance."""
+    return _columns(rows, lambda name: name not in _NOT_KEYS and not name.startswith((NULL_PREFIX, OTHER_PREFIX)))
+
+
+def nulls_of(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The columns of nulls, in order of first appearance."""
+    return _columns(rows, lambda name: name.startswith(NULL_PREFIX))
+
+
+def _columns(rows: Sequence[Row], keep: Callable[[str], bool]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for row in rows for name in row if keep(name)))
+
+
+def _key(row: Row, names: Sequence[str], visit: Cell) -> tuple[Cell, ...]:
+    # The headline averages over the looped layers of a network, whatever their numbers are in that network.
+    ignored = {"layers"} if row["level"] == "headline" else set()
+    return tuple(visit if name == "visit" else row.get(name) for name in ("level", *names) if name not in ignored)
+
+
+def beside(rows: Sequence[Row], other: Sequence[Row], name: str, *, once: bool) -> list[Row]:
+    """The rows with three more columns, in_NAME, in_NAME_low and in_NAME_high: the other network's for the same row.
+
+    `once`: the other network visits each layer once, so its first visit stands beside every visit of this one, and
+    what compares two visits is marked as needing two.
+    """
+    names = keys_of(rows)
+    theirs = {_key(row, names, row.get("visit")): row for row in other}
+    joined: list[Row] = []
+    for row in rows:
+        visit = row.get("visit")
+        match = theirs.get(_key(row, names, 1 if once and isinstance(visit, int) else visit))
+        compares = isinstance(visit, str) and visit != ""
+        column = OTHER_PREFIX + name
+        joined.append(
+            {
+                **row,
+                column: match["value"] if match else NEEDS_TWO_VISITS if once and compares else None,
+                f"{column}_low": match["low"] if match else None,
+                f"{column}_high": match["high"] if match else None,
+            }
+        )
+    return joined
+
+
+# Rendering
+
+
+def table(rows: Sequence[Row], title: str, others: Sequence[str], level: Level) -> Table:
+    """A terminal table of the rows up to `level`: value with its interval, nulls, other networks, n, notes."""
+    shown = [row for row in rows if LEVELS.index(_level(row)) <= LEVELS.index(level)]
+    keys, nulls = keys_of(shown), nulls_of(shown)
+    drawn = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    for key in keys:
+        drawn.add_column(key, overflow="fold")
+    drawn.add_column("value [95%]", justify="right", no_wrap=True)
+    for null in nulls:
+        drawn.add_column(f"if {null.removeprefix(NULL_PREFIX)}", justify="right")
+    for name in others:
+        drawn.add_column(name, justify="right")
+    drawn.add_column("n", justify="right")
+    has_notes = any(row["note"] for row in shown)
+    if has_notes:
+        drawn.add_column("note", overflow="fold")
+    for row in shown:
+        cells = [_text(row.get(key)) for key in keys]
+        cells.append(_interval(row, "value", "low", "high"))
+        cells += [_text(row.get(null)) for null in nulls]
+        cells += [_interval(row, *(f"{OTHER_PREFIX}{name}{end}" for end in ("", "_low", "_high"))) for name in others]
+        cells.append(_text(row["n"]))
+        drawn.add_row(*cells, *([_text(row["note"])] if has_notes else []))
+    return drawn
+
+
+def print_tables(tables: Iterable[Table], lines: Iterable[str]) -> None:
+    """Print tables, then lines, to the terminal; to a pipe at full width, so that nothing is cut."""
+    console = Console() if Console().is_terminal else Console(width=200)
+    for drawn in tables:
+        console.print(drawn)
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _level(row: Row) -> Level:
+    for level in LEVELS:
+        if row["level"] == level:
+            return level
+    raise ValueError(f"a row's level must be one of {LEVELS}; got {row['level']}")
+
+
+def _interval(row: Row, value: str, low: str, high: str) -> str:
+    if row.get(low) is None:
+        return _text(row.get(value))
+    return f"{_text(row[value])} [{_text(row[low])}, {_text(row[high])}]"
+
+
+def _text(cell: Cell) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+def csv_text(rows: Sequence[Row]) -> str:
+    """The rows as CSV, one column for every name that occurs; a missing value is an empty field."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def json_text(document: object) -> str:
+    """Strict JSON (no NaN), indented."""
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+# Files
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file that is complete whenever it is seen. Raises UserError when its folder cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise UserError(f"the output folder must be writable; got {path.parent} ({error.strerror})") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
