@@ -1,0 +1,116 @@
+"""Checkpoint folders: config.json, model.safetensors, tokenizer.json and README.md, read strictly, written whole."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from smelt_interp.config import ModelConfig
+from smelt_interp.errors import UserError
+from smelt_interp.tokenizer import tokenizer_json
+
+CONFIG, WEIGHTS, TOKENIZER, README = "config.json", "model.safetensors", "tokenizer.json", "README.md"
+
+
+def checkpoint_folder(checkpoint: str | Path, *, allow_download: bool = False) -> Path:
+    """The folder itself, or with `allow_download` the local copy of a hub id that is no folder here."""
+    folder = Path(checkpoint)
+    if folder.is_dir():
+        return folder
+    if not allow_download:
+        raise UserError(f"a checkpoint must be a folder with {CONFIG} and {WEIGHTS}; got {str(checkpoint)!r}")
+    import huggingface_hub  # slow, and needed for downloads alone
+    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(str(checkpoint), allow_patterns=[CONFIG, WEIGHTS, TOKENIZER]))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"a checkpoint must be a folder or a hub id; got {str(checkpoint)!r}; {reason}") from None
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The config of a checkpoint folder."""
+    return ModelConfig.load(folder / CONFIG)
+
+
+def read_weights(folder: Path, expected: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Weights in float32, exactly those of `expected` with its shapes.
+
+    Raises `UserError` for missing, extra or wrongly shaped weights, a damaged file, weights that are not finite,
+    pickled weights, and a tokenizer that is not the byte tokenizer.
+    """
+    path = folder / WEIGHTS
+    if not path.is_file():
+        pickles = sorted(each.name for each in folder.iterdir() if each.suffix in (".bin", ".pt", ".pth", ".pkl"))
+        found = f"; {pickles[0]} is a pickle, which is never loaded: convert it to safetensors" if pickles else ""
+        raise UserError(f"a checkpoint must hold {WEIGHTS}; got {folder}{found}")
+    _check_tokenizer(folder / TOKENIZER)
+    try:
+        with safe_open(path, framework="pt") as file:
+            found_names = set(file.keys())
+            _check_names(path, set(expected), found_names)
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in expected}
+            for name, shape in expected.items():
+                if shapes[name] != shape:
+                    raise UserError(f"{path}: {name} must have shape {shape}; got {shapes[name]}")
+            weights = {name: file.get_tensor(name).float() for name in expected}
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} must be a whole safetensors file; {error}") from None
+    for name, weight in weights.items():
+        if not bool(torch.isfinite(weight).all()):
+            raise UserError(f"{path}: weights must be finite; {name} holds NaN or infinite values")
+    return weights
+
+
+def write_checkpoint(
+    folder: Path, config: ModelConfig, weights: Mapping[str, Tensor], *, readme: str, dtype: torch.dtype
+) -> None:
+    """Write the four files to a new folder that appears under its name only when it is whole.
+
+    Raises `UserError` when the folder exists already and `OSError` when the disk is full.
+    """
+    if folder.exists():
+        raise UserError(f"a checkpoint must be written to a new folder; {folder} exists")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    stored = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in weights.items()}
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        (scratch / CONFIG).write_text(json.dumps(config.to_json(), indent=1) + "\n", encoding="utf-8")
+        (scratch / TOKENIZER).write_text(tokenizer_json(), encoding="utf-8")
+        (scratch / README).write_text(readme, encoding="utf-8")
+        save_file(stored, scratch / WEIGHTS)
+        scratch.chmod(0o755)
+        os.replace(scratch, folder)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _check_names(path: Path, expected: set[str], found: set[str]) -> None:
+    if missing := sorted(expected - found):
+        raise UserError(f"{path} must hold every weight; missing {_few(missing)}")
+    if extra := sorted(found - expected):
+        raise UserError(f"{path} must hold no other weights; got {_few(extra)}")
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _check_tokenizer(path: Path) -> None:
+    if not path.is_file():
+        raise UserError(f"a checkpoint must hold {TOKENIZER}; missing {path}")
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} must hold JSON; {error}") from None
+    if stored != json.loads(tokenizer_json()):
+        raise UserError(f"{path} must be the byte tokenizer; this one differs, so its tokens would be read wrongly")

@@ -1,0 +1,92 @@
+"""Generation with one KV slot a step: greedy or sampled, in batches padded on the left, with hooks active."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model.kv_cache import KVCache
+from model.network import LoopedMoE
+from smelt_interp.errors import UserError
+from smelt_interp.tokenizer import PAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    """0 takes the most likely token."""
+    top_k: int = 0
+    """Sample among this many most likely tokens; 0 is all."""
+    top_p: float = 1.0
+    """Sample among the smallest set of tokens whose probability reaches this."""
+    stop_token: int = -1
+    """A row ends after this token; -1 is none."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise UserError(f"max_new_tokens must be at least 1; got {self.max_new_tokens}")
+        if self.temperature < 0:
+            raise UserError(f"temperature must be 0 or above; got {self.temperature}")
+        if self.top_k < 0:
+            raise UserError(f"top_k must be 0 (all) or above; got {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p must be above 0 and at most 1; got {self.top_p}")
+
+
+@torch.no_grad()
+def generate(network: LoopedMoE, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
+    """New tokens of each prompt, the stop token included. Prompts may differ in length.
+
+    The whole prompt is read in one pass, then one token a pass, each with the hooks that are set. Raises `UserError`
+    for no prompts, an empty one, and one whose tokens with the new ones exceed the context.
+    """
+    if not prompts or not all(prompts):
+        raise UserError(f"prompts must be at least one, none of them empty; got lengths {[len(p) for p in prompts]}")
+    longest = max(map(len, prompts))
+    if longest + sampling.max_new_tokens > network.config.context:
+        raise UserError(
+            f"a prompt and its new tokens must fit the context of {network.config.context}; got {longest} and "
+            f"{sampling.max_new_tokens}; shorten the prompt or lower max_new_tokens"
+        )
+    device = network.unembed.weight.device
+    tokens_BT = torch.full((len(prompts), longest), PAD % network.config.vocab_size, device=device)
+    mask_BS = torch.zeros(len(prompts), longest, dtype=torch.bool, device=device)
+    for row, prompt in enumerate(prompts):
+        tokens_BT[row, longest - len(prompt) :] = torch.as_tensor(list(prompt), device=device)
+        mask_BS[row, longest - len(prompt) :] = True
+    generator = torch.Generator(device).manual_seed(sampling.seed)
+    kv_cache = KVCache(len(network.plan))
+    made: list[list[int]] = [[] for _ in prompts]
+    ended_B = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+    with network.lock:  # a hook that another thread sets between two tokens would change half a text
+        for _ in range(sampling.max_new_tokens):
+            logits_BW = network(tokens_BT, attention_mask_BT=mask_BS, kv_cache=kv_cache)[:, -1]
+            next_B = choose(logits_BW, sampling, generator)
+            for row in (~ended_B).nonzero()[:, 0].tolist():
+                made[row].append(int(next_B[row]))
+            ended_B |= next_B == sampling.stop_token
+            if bool(ended_B.all()):
+                break
+            tokens_BT = next_B[:, None]
+            mask_BS = torch.cat((mask_BS, torch.ones_like(mask_BS[:, :1])), 1)
+    return made
+
+
+def choose(logits_BW: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
+    """The next token of each row (B,): top-k first, then top-p on what is left, then one draw."""
+    if sampling.temperature == 0:
+        return logits_BW.argmax(-1)
+    logits_BW = logits_BW.float() / sampling.temperature
+    ordered_BW, ids_BW = logits_BW.sort(-1, descending=True, stable=True)
+    if sampling.top_k:
+        ordered_BW[:, sampling.top_k :] = float("-inf")
+    probs_BW = ordered_BW.softmax(-1)
+    # The token that crosses the threshold is kept, so at least one always is.
+    probs_BW = probs_BW.masked_fill(probs_BW.cumsum(-1) - probs_BW >= sampling.top_p, 0.0)
+    drawn_B1 = probs_BW.multinomial(1, generator=generator)
+    return ids_BW.gather(-1, drawn_B1)[:, 0]

@@ -1,0 +1,177 @@
+"""The physical layer: its weights, and the arithmetic that every visit runs with them.
+
+A layer holds no hook of its own. It is handed the step that is running (`model.step.Block`) and sends each
+intermediate value through that step's hook points, so two visits of one layer never share a hook.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from model.experts import ExpertWeights, experts, experts_traced, sum_slots
+from model.kv_cache import KVCache
+from model.routing import Routing, gather_weights, route
+from smelt_interp.config import ModelConfig
+
+if TYPE_CHECKING:
+    from model.step import AttentionHooks, Block, MoEHooks, NormHooks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What one forward pass computes, the same for all its steps."""
+
+    allowed_BTS: Tensor | None
+    """True where a query may look; None is plain causal attention over whole rows."""
+    cos_BTC: Tensor | None
+    """RoPE cosines by position; None is a network without rotary embedding."""
+    sin_BTC: Tensor | None
+    eager_attention: bool
+    """True computes scores and patterns and offers their hooks; False uses fused attention."""
+    head_results: bool
+    """Compute `attn.hook_result`, each head's own update."""
+    expert_results: bool
+    """Compute `mlp.hook_expert_result`, each chosen expert's own update."""
+    kv_cache: KVCache | None
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * gain, over the last axis."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor, hooks: "NormHooks | None" = None) -> Tensor:
+        """Same shape as `x`; statistics in float32. `hooks` sees the scale and the normalised value before the gain."""
+        x_float = x.float()
+        scale = (x_float.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
+        if hooks is None:
+            return (x_float / scale).to(x.dtype) * self.weight
+        return hooks.hook_normalized((x_float / hooks.hook_scale(scale)).to(x.dtype)) * self.weight
+
+
+class Attention(nn.Module):
+    """Grouped-query attention; query head h reads key/value head h // (Q / G)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_width = config.num_heads, config.num_kv_heads, config.head_width
+        heads, kv_heads = config.num_heads * config.head_width, config.num_kv_heads * config.head_width
+        self.q_proj = nn.Linear(config.width, heads, bias=False)
+        self.k_proj = nn.Linear(config.width, kv_heads, bias=False)
+        self.v_proj = nn.Linear(config.width, kv_heads, bias=False)
+        self.o_proj = nn.Linear(heads, config.width, bias=False)
+        self.q_norm = RMSNorm(config.head_width, config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_width, config.norm_eps) if config.qk_norm else None
+
+    def forward(self, x_BTD: Tensor, *, hooks: "AttentionHooks", scale: float, run: Pass) -> Tensor:
+        """The update of one visit, loop factor inside: (B, T, D)."""
+        batch, length, _ = x_BTD.shape
+        q_BTQC = hooks.hook_q(self.q_proj(x_BTD).view(batch, length, self.num_heads, self.head_width))
+        k_BTGC = hooks.hook_k(self.k_proj(x_BTD).view(batch, length, self.num_kv_heads, self.head_width))
+        v_BTGC = hooks.hook_v(self.v_proj(x_BTD).view(batch, length, self.num_kv_heads, self.head_width))
+        if self.q_norm is not None and self.k_norm is not None:
+            q_BTQC, k_BTGC = self.q_norm(q_BTQC), self.k_norm(k_BTGC)
+        rotated_q_BTQC = hooks.hook_rot_q(rotate(q_BTQC, run.cos_BTC, run.sin_BTC))
+        rotated_k_BTGC = hooks.hook_rot_k(rotate(k_BTGC, run.cos_BTC, run.sin_BTC))
+        k_BSGC, v_BSGC = rotated_k_BTGC, v_BTGC
+        if run.kv_cache is not None:
+            k_BSGC, v_BSGC = run.kv_cache.append(hooks.step_index, rotated_k_BTGC, v_BTGC)
+
+        attend = self._eager if run.eager_attention else self._fused
+        z_BTQC = hooks.hook_z(attend(rotated_q_BTQC, k_BSGC, v_BSGC, hooks, run))
+        if run.head_results:
+            result_BTQD = torch.einsum("btqc,qcd->btqd", z_BTQC, self.output_weight() * scale)
+            return hooks.hook_result(result_BTQD).sum(2)
+        return self.o_proj(z_BTQC.flatten(2)) * scale
+
+    def output_weight(self) -> Tensor:
+        """The output matrix by head, (Q, C, D), without the loop factor."""
+        return self.o_proj.weight.T.reshape(self.num_heads, self.head_width, -1)
+
+    def _eager(
+        self, q_BTQC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, hooks: "AttentionHooks", run: Pass
+    ) -> Tensor:
+        batch, length, _, _ = q_BTQC.shape
+        grouped_BTGRC = q_BTQC.unflatten(2, (self.num_kv_heads, -1))
+        scores_BQTS = torch.einsum("btgrc,bsgc->bgrts", grouped_BTGRC, k_BSGC).flatten(1, 2) * self.head_width**-0.5
+        allowed_BTS = run.allowed_BTS
+        if allowed_BTS is None:
+            allowed_BTS = torch.ones(length, k_BSGC.shape[1], dtype=torch.bool, device=q_BTQC.device).tril()[None]
+        scores_BQTS = hooks.hook_attn_scores(scores_BQTS.masked_fill(~allowed_BTS[:, None], float("-inf")))
+        pattern_BQTS = hooks.hook_pattern(scores_BQTS.float().softmax(-1).to(v_BSGC.dtype))
+        grouped_BGRTS = pattern_BQTS.unflatten(1, (self.num_kv_heads, -1))
+        return torch.einsum("bgrts,bsgc->btgrc", grouped_BGRTS, v_BSGC).reshape(batch, length, self.num_heads, -1)
+
+    def _fused(
+        self, q_BTQC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, hooks: "AttentionHooks", run: Pass
+    ) -> Tensor:
+        mask_B1TS = None if run.allowed_BTS is None else run.allowed_BTS[:, None]
+        z_BQTC = functional.scaled_dot_product_attention(
+            q_BTQC.transpose(1, 2), k_BSGC.transpose(1, 2), v_BSGC.transpose(1, 2),
+            attn_mask=mask_B1TS, is_causal=mask_B1TS is None, enable_gqa=True,
+        )  # fmt: skip
+        return z_BQTC.transpose(1, 2)
+
+
+class MixtureOfExperts(nn.Module):
+    """A linear router, and the experts that it chooses from."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        num_in = (2 if config.gated_experts else 1) * config.expert_width
+        self.router = nn.Linear(config.width, config.num_experts, bias=False)
+        self.w_in = nn.Parameter(torch.empty(config.num_experts, num_in, config.width))
+        self.w_out = nn.Parameter(torch.empty(config.num_experts, config.width, config.expert_width))
+
+    def forward(self, x_BTD: Tensor, *, hooks: "MoEHooks", scale: float, run: Pass) -> tuple[Tensor, Routing]:
+        """The update of one visit with the loop factor inside (B, T, D), and its routing, axes B and T in the place of N."""
+        config = self.config
+        logits_BTE = hooks.hook_router_logits(self.router(x_BTD).float())
+        routing = route(logits_BTE, config.top_k, router=config.router, renormalise=config.renormalise_top_k)
+        indices_BTK = hooks.hook_expert_indices(routing.expert_indices_NK)
+        # Gathered from the indices that left the hook, so an edit there is followed; without one it is the same value.
+        weights_BTK = gather_weights(routing.scores_NE, indices_BTK, renormalise=config.renormalise_top_k)
+        weights_BTK = hooks.hook_expert_weights(weights_BTK)
+        routed = (x_BTD.flatten(0, 1), indices_BTK.flatten(0, 1), weights_BTK.flatten(0, 1))
+        weights, shape_BT = ExpertWeights(self.w_in, self.w_out), x_BTD.shape[:2]
+        if run.expert_results:
+            slot_NKD = experts_traced(*routed, weights, gated=config.gated_experts).slot_NKD
+            result_BTKD = hooks.hook_expert_result(slot_NKD.unflatten(0, shape_BT) * scale)
+            out_BTD = sum_slots(result_BTKD.flatten(0, 1)).unflatten(0, shape_BT)
+        else:
+            out_BTD = experts(*routed, weights, gated=config.gated_experts).unflatten(0, shape_BT) * scale
+        return out_BTD, Routing(indices_BTK, weights_BTK, routing.scores_NE)
+
+
+class Layer(nn.Module):
+    """One physical layer: pre-norm attention, then pre-norm experts."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.ln1 = RMSNorm(config.width, config.norm_eps)
+        self.attn = Attention(config)
+        self.ln2 = RMSNorm(config.width, config.norm_eps)
+        self.mlp = MixtureOfExperts(config)
+
+    def forward(self, resid_BTD: Tensor, *, step: "Block", run: Pass) -> tuple[Tensor, Routing]:
+        """The residual stream after this visit (B, T, D), and the visit's routing."""
+        resid_BTD = step.hook_resid_pre(resid_BTD)
+        attn_out_BTD = self.attn(self.ln1(resid_BTD, step.ln1), hooks=step.attn, scale=step.scale, run=run)
+        mid_BTD = step.hook_resid_mid(resid_BTD + step.hook_attn_out(attn_out_BTD))
+        mlp_out_BTD, routing = self.mlp(self.ln2(mid_BTD, step.ln2), hooks=step.mlp, scale=step.scale, run=run)
+        return step.hook_resid_post(mid_BTD + step.hook_mlp_out(mlp_out_BTD)), routing
+
+
+def rotate(x_BTHC: Tensor, cos_BTC: Tensor | None, sin_BTC: Tensor | None) -> Tensor:
+    """Rotary position embedding on halves of the head width (arXiv:2104.09864, in the half-split layout)."""
+    if cos_BTC is None or sin_BTC is None:
+        return x_BTHC
+    first, second = x_BTHC.chunk(2, -1)
+    return x_BTHC * cos_BTC[:, :, None] + torch.cat((-second, first), -1) * sin_BTC[:, :, None]

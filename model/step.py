@@ -1,0 +1,100 @@
+"""The step: one execution of a layer, with hook points of its own and no weights."""
+
+from torch import Tensor, nn
+from transformer_lens import hook_points
+
+from model.layer import Layer, Pass
+from model.routing import Routing
+
+HookPoint = hook_points.HookPoint
+
+
+class NormHooks(nn.Module):
+    """Hook points of one norm: the scale (B, T, 1), and the normalised value (B, T, D) before the gain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hook_scale = HookPoint()
+        self.hook_normalized = HookPoint()
+
+
+class AttentionHooks(nn.Module):
+    """Hook points of one visit's attention, and its output weight with the loop factor inside."""
+
+    def __init__(self, step_index: int, layers: "LayerRef", scale: float) -> None:
+        super().__init__()
+        self.step_index = step_index
+        self.scale = scale
+        self._layers = layers
+        self.hook_q = HookPoint()
+        self.hook_k = HookPoint()
+        self.hook_v = HookPoint()
+        self.hook_rot_q = HookPoint()
+        self.hook_rot_k = HookPoint()
+        self.hook_attn_scores = HookPoint()
+        self.hook_pattern = HookPoint()
+        self.hook_z = HookPoint()
+        self.hook_result = HookPoint()
+
+    @property
+    def W_O(self) -> Tensor:
+        """Output weight by head (Q, C, D), loop factor inside, so that head results sum to `hook_attn_out`."""
+        return self._layers.layer.attn.output_weight() * self.scale
+
+
+class MoEHooks(nn.Module):
+    """Hook points of one visit's experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hook_router_logits = HookPoint()
+        self.hook_expert_indices = HookPoint()
+        self.hook_expert_weights = HookPoint()
+        self.hook_expert_result = HookPoint()
+
+
+class LayerRef:
+    """Where a step finds its layer: the network's list of layers and a position in it, looked up at each use.
+
+    Not a module, so that `state_dict` holds each weight once; the list itself is shared, so a layer that is replaced
+    there is the layer that runs, and `deepcopy` and pickle keep the two together.
+    """
+
+    def __init__(self, layers: nn.ModuleList, index: int) -> None:
+        self.layers = layers
+        self.index = index
+
+    @property
+    def layer(self) -> Layer:
+        layer: Layer = self.layers[self.index]  # type: ignore[assignment]
+        return layer
+
+
+class Block(nn.Module):
+    """One step of the plan, under transformer-lens's name for a layer."""
+
+    def __init__(self, step_index: int, layers: LayerRef, scale: float) -> None:
+        super().__init__()
+        self.step_index = step_index
+        self.scale = scale
+        self._layers = layers
+        self.hook_resid_pre = HookPoint()
+        self.ln1 = NormHooks()
+        self.attn = AttentionHooks(step_index, layers, scale)
+        self.hook_attn_out = HookPoint()
+        self.hook_resid_mid = HookPoint()
+        self.ln2 = NormHooks()
+        self.mlp = MoEHooks()
+        self.hook_mlp_out = HookPoint()
+        self.hook_resid_post = HookPoint()
+
+    @property
+    def layer(self) -> Layer:
+        """The physical layer that this step runs."""
+        return self._layers.layer
+
+    def forward(self, resid_BTD: Tensor, run: Pass, routings: list[Routing]) -> Tensor:
+        """Run the layer once. Appends the visit's routing to `routings` and returns the stream (B, T, D)."""
+        resid_BTD, routing = self.layer(resid_BTD, step=self, run=run)
+        routings.append(routing)
+        return resid_BTD

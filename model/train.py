@@ -1,0 +1,272 @@
+"""Train one network on the mixture: resumable to the bit, with a metrics file, ending in a checkpoint folder.
+
+Everything a run needs to go on is one file, `state.safetensors`, replaced whole; the batch of a step is a function of
+seed and step alone, so a resumed run reads the same tokens as one that was never stopped.
+"""
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import tyro
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from model.evaluate import Evaluation, evaluate
+from model.network import LoopedMoE
+from smelt_interp.config import ModelConfig
+from smelt_interp.errors import UserError, run_command
+from smelt_interp.mixture import EMPTY_DIGEST, MixtureOptions, TrainingMixture, extend
+from smelt_interp.presets import DEMO_BASELINE, DEMO_SMELT
+
+PRESETS: dict[str, ModelConfig] = {"demo-smelt": DEMO_SMELT, "demo-baseline": DEMO_BASELINE}
+STATE, METRICS, RUN, CHECKPOINT = "state.safetensors", "metrics.jsonl", "run.json", "checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """One training run."""
+
+    preset: Literal["demo-smelt", "demo-baseline"]
+    """Which network of the demo pair."""
+    out: Path
+    """Folder of the run. An interrupted run in it goes on."""
+    steps: int = 6400
+    learning_rate: float = 6e-3
+    warmup: int = 100
+    """Steps of linear warm-up."""
+    decay: float = 0.2
+    """Share of the steps, at the end, over which the learning rate falls linearly to 0."""
+    weight_decay: float = 0.1
+    """On matrices alone."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    balance: float = 0.01
+    """Weight of the load-balancing loss."""
+    seed: int = 0
+    """Of the weights; the mixture has its own."""
+    threads: int = 1
+    save_every: int = 100
+    evaluate_every: int = 200
+    mixture: MixtureOptions = field(default_factory=MixtureOptions)
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "threads", "save_every", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if not self.learning_rate > 0:
+            raise UserError(f"learning_rate must be above 0; got {self.learning_rate}")
+        if not 0 <= self.decay <= 1:
+            raise UserError(f"decay must be a share from 0 to 1; got {self.decay}")
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step: warm-up, stable, linear decay to zero."""
+        left = (self.steps - step) / max(1.0, self.decay * self.steps)
+        return self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup), left)
+
+
+@dataclass(slots=True)
+class State:
+    """Where a run stands."""
+
+    step: int = 0
+    digest: str = EMPTY_DIGEST
+    seconds: float = 0.0
+
+
+def train(options: TrainOptions) -> Path:
+    """Run, or go on with, a training. -> the checkpoint folder.
+
+    Raises `UserError` when the folder holds a run with other options.
+    """
+    torch.set_num_threads(options.threads)
+    options.out.mkdir(parents=True, exist_ok=True)
+    mixture = TrainingMixture(options.mixture)
+    _write_or_compare_run(options, mixture)
+    checkpoint = options.out / CHECKPOINT
+    if checkpoint.exists():
+        raise UserError(f"a run must not be finished already; {checkpoint} exists; choose another --out")
+    network = LoopedMoE(PRESETS[options.preset], seed=options.seed)
+    optimizer = _optimizer(network, options)
+    state = _load_state(options.out / STATE, network, optimizer)
+    _keep_metrics_before(options.out / METRICS, state.step)
+    started, first = time.perf_counter() - state.seconds, state.step
+    for step in range(first, options.steps):
+        samples = mixture.batch(step)
+        tokens_BT = torch.from_numpy(samples.ids_NT.astype(np.int64))
+        for group in optimizer.param_groups:
+            group["lr"] = options.rate(step)
+        loss = network.loss(tokens_BT)
+        (loss.next_token + options.balance * loss.balance).backward()
+        norm = torch.nn.utils.clip_grad_norm_(network.parameters(), options.clip)
+        if not torch.isfinite(norm):
+            raise UserError(f"training must stay finite; the gradient of step {step} is {norm}; lower learning_rate")
+        optimizer.step()
+        optimizer.zero_grad()
+        state = State(step + 1, extend(state.digest, samples), time.perf_counter() - started)
+        last = state.step == options.steps
+        if last or state.step % options.save_every == 0:
+            _save_state(options.out / STATE, network, optimizer, state)
+        if last or state.step % options.evaluate_every == 0:
+            scores = evaluate(network, options.mixture)
+            _append_metrics(options.out / METRICS, state, tokens_BT.numel(), loss.next_token.item(), scores)
+            _show_progress(options, state, first, loss.next_token.item(), scores)
+    readme = _readme(options, network, mixture, state, evaluate(network, options.mixture, episodes=256))
+    network.save_pretrained(checkpoint, readme=readme, dtype=torch.bfloat16)
+    return checkpoint
+
+
+def _optimizer(network: LoopedMoE, options: TrainOptions) -> torch.optim.AdamW:
+    matrices = [weight for weight in network.parameters() if weight.ndim >= 2]
+    gains = [weight for weight in network.parameters() if weight.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": options.weight_decay},
+        {"params": gains, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.95))
+
+
+def _named_state(network: LoopedMoE, optimizer: torch.optim.AdamW) -> Iterator[tuple[str, Tensor]]:
+    for name, weight in network.named_parameters():
+        yield f"weight/{name}", weight.detach()
+        for key, value in optimizer.state[weight].items():
+            yield f"{key}/{name}", value
+
+
+def _save_state(path: Path, network: LoopedMoE, optimizer: torch.optim.AdamW, state: State) -> None:
+    scratch = path.with_suffix(".writing")
+    where = {"step": str(state.step), "digest": state.digest, "seconds": repr(state.seconds)}
+    save_file({name: value.contiguous() for name, value in _named_state(network, optimizer)}, scratch, metadata=where)
+    with scratch.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(scratch, path)
+
+
+def _load_state(path: Path, network: LoopedMoE, optimizer: torch.optim.AdamW) -> State:
+    if not path.exists():
+        return State()
+    with safe_open(path, framework="pt") as file:
+        where = file.metadata()
+        with torch.no_grad():
+            for name, weight in network.named_parameters():
+                weight.copy_(file.get_tensor(f"weight/{name}"))
+                optimizer.state[weight] = {
+                    key: file.get_tensor(f"{key}/{name}") for key in ("step", "exp_avg", "exp_avg_sq")
+                }
+    return State(int(where["step"]), where["digest"], float(where["seconds"]))
+
+
+def _write_or_compare_run(options: TrainOptions, mixture: TrainingMixture) -> None:
+    """`run.json` says what the run is; a folder with another run's is refused."""
+    run = {
+        "options": asdict(options) | {"out": str(options.out)},
+        "config": PRESETS[options.preset].to_json(),
+        "corpora": [asdict(corpus) for corpus in mixture.corpora],
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        "command": " ".join(sys.argv),
+    }
+    path = options.out / RUN
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        for part in ("options", "config", "corpora"):
+            if before[part] != json.loads(json.dumps(run[part])):
+                raise UserError(f"{path} must be of a run with the same {part}; it differs; choose another --out")
+        return
+    scratch = path.with_suffix(".writing")
+    scratch.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+    os.replace(scratch, path)
+
+
+def _keep_metrics_before(path: Path, step: int) -> None:
+    """Drop rows that a resumed run will write again."""
+    if path.exists():
+        rows = [line for line in path.read_text(encoding="utf-8").splitlines() if json.loads(line)["step"] <= step]
+        path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+
+
+def _append_metrics(path: Path, state: State, tokens_per_step: int, loss: float, scores: Evaluation) -> None:
+    row = {
+        "step": state.step,
+        "tokens": state.step * tokens_per_step,
+        "seconds": round(state.seconds, 1),
+        "train_loss_nats": loss,
+        "held_out_loss_nats": scores.loss_nats,
+        "dyck_exact_match": scores.exact_match,
+    }
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def _show_progress(options: TrainOptions, state: State, first: int, loss: float, scores: Evaluation) -> None:
+    left = (options.steps - state.step) * state.seconds / state.step
+    curve = " ".join(f"k={shots} {match:.2f}" for shots, match in scores.exact_match.items())
+    losses = " ".join(f"{domain} {value:.3f}" for domain, value in scores.loss_nats.items())
+    print(
+        f"step {state.step}/{options.steps}  loss {loss:.3f}  held out: {losses}  Dyck exact: {curve}  "
+        f"{state.seconds / 60:.1f} min, {left / 60:.0f} min left",
+        flush=True,
+    )
+
+
+def _readme(
+    options: TrainOptions, network: LoopedMoE, mixture: TrainingMixture, state: State, scores: Evaluation
+) -> str:
+    tokens = state.step * options.mixture.context * len(mixture.batch(0))
+    parameters = sum(weight.numel() for weight in network.parameters())
+    curve = "".join(f"| {shots} | {match:.3f} |\n" for shots, match in scores.exact_match.items())
+    losses = "".join(f"| {domain} | {value:.3f} |\n" for domain, value in scores.loss_nats.items())
+    corpora = "".join(
+        f"| {corpus.domain} | {corpus.documents} | {corpus.bytes:,} | `{corpus.digest}` |\n"
+        for corpus in mixture.corpora
+    )
+    command = f"python -m model.train --preset {options.preset} --out runs/{options.preset} --steps {options.steps}"
+    visits = f"layers {network.config.loop_start + 1} to {network.config.loop_stop} run {network.config.num_visits} times"
+    return f"""# {options.preset}
+
+{parameters:,} parameters, {network.config.num_layers} layers, {visits}; weights stored as bfloat16, trained in float32.
+
+- tokens: {tokens:,} in {state.step:,} steps of {tokens // state.step:,}
+- token order: `{state.digest}`
+- wall time: {state.seconds / 60:.0f} minutes on {options.threads} core(s)
+- mixture, rows a step: {_rows(options.mixture)}
+- command: `python -m smelt_interp.fetch_texts`, then `{command}`
+
+Held-out loss, nats a byte:
+
+| rows | loss |
+|---|---|
+{losses}
+Exact match on 256 fresh Dyck episodes (compact, `episode` pairing, up to {options.mixture.max_total} brackets):
+
+| shots | exact match |
+|---|---|
+{curve}
+Texts read:
+
+| domain | documents | bytes | SHA-256 |
+|---|---|---|---|
+{corpora}"""
+
+
+def _rows(mixture: MixtureOptions) -> str:
+    kinds = ("dyck_episode", "dyck_standard", "code", "prose", "math", "backcopy")
+    return ", ".join(f"{getattr(mixture, kind)} {kind}" for kind in kinds)
+
+
+def main() -> None:
+    """Train one network of the demo pair."""
+    checkpoint = train(tyro.cli(TrainOptions, description=__doc__))
+    print(f"wrote {checkpoint}")
+
+
+if __name__ == "__main__":
+    run_command(main)
