@@ -11,14 +11,18 @@ unembedding: the router and the norm gains are inside. The paper's printed total
 without the norm gains, which are less than half of the last printed digit, so `norm_gains` is kept apart as well.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Literal
+
+import tyro
 
 from smelt_interp import printed
 from smelt_interp.config import ModelConfig
-from smelt_interp.errors import UserError
+from smelt_interp.errors import UserError, run_command
 from smelt_interp.plan import plan
-from smelt_interp.presets import causal_mean
+from smelt_interp.presets import PAPER_ATTENDED_TOKENS, PAPER_PAIRS, PAPER_ROWS, causal_mean, pair
+from smelt_interp.tables import Cell, percent, print_json, print_table
 
 BYTES_PER_ENTRY = 2
 """bfloat16."""
@@ -173,3 +177,180 @@ def mismatch(matched: Budget, reference: Budget) -> Mismatch:
         total_parameters=matched.parameters.total / reference.parameters.total - 1,
         kv_bytes=matched.kv_bytes / reference.kv_bytes - 1,
     )
+
+
+def figures(config: ModelConfig, counts: Budget) -> dict[str, float]:
+    """A budget as flat named numbers, in the order in which they are shown."""
+    parameters, flops = counts.parameters, counts.flops
+    return {
+        "active_parameters": parameters.active,
+        "total_parameters": parameters.total,
+        "norm_gain_parameters": parameters.norm_gains,
+        "stored_parameters": parameters.stored,
+        "projection_flops": flops.projections,
+        "score_flops": flops.scores,
+        "router_flops": flops.router,
+        "expert_flops": flops.experts,
+        "forward_flops": flops.forward,
+        "training_flops": flops.training,
+        "kv_bytes": counts.kv_bytes,
+        "physical_depth": config.num_layers,
+        "executed_depth": counts.executed_depth,
+        "attended_tokens": counts.attended_tokens,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrintedGeometry:
+    """The heads printed for a row of the grid, held against the figures printed beside them."""
+
+    architecture: str
+    printed_heads: tuple[int, int, int]
+    """Query heads, KV heads, head width."""
+    derived_heads: tuple[int, int, int]
+    contradictions: tuple[str, ...]
+    """One sentence a printed figure that the printed heads do not give; empty where all agree."""
+
+
+def printed_geometry(scale: str) -> tuple[PrintedGeometry, PrintedGeometry]:
+    """Baseline and SMELT of one scale of the paper's grid: what the printed heads contradict.
+
+    The expert width is not printed. It is not needed: printed active and total leave, between their last digits, an
+    interval for the attention parameters whatever the expert width, and the printed heads have to lie in it.
+    """
+    baseline, smelt = (_with_printed_heads(scale, architecture) for architecture in ("baseline", "smelt"))
+    reference = budget(baseline, PAPER_ATTENDED_TOKENS)
+    return (
+        _held_against(scale, "baseline", baseline, reference),
+        _held_against(scale, "smelt", smelt, reference),
+    )
+
+
+def row_index(scale: str, architecture: str) -> int:
+    """The position of a row in the file of printed figures."""
+    return list(PAPER_ROWS).index((scale, architecture))
+
+
+def last_digit(figure: str) -> float:
+    """What one unit of the last printed digit of a figure of the grid is worth."""
+    return printed.number("grid", "last_digit", figure)
+
+
+def _with_printed_heads(scale: str, architecture: str) -> ModelConfig:
+    heads = printed.numbers("grid", "rows", row_index(scale, architecture), "printed", "heads")
+    num_heads, num_kv_heads, head_width = (int(value) for value in heads)
+    # One printed head width is odd, which the rotary embedding refuses; no count depends on the embedding.
+    return replace(
+        PAPER_ROWS[scale, architecture],
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_width=head_width,
+        rope_base=None,
+    )
+
+
+def _held_against(scale: str, architecture: str, config: ModelConfig, reference: Budget) -> PrintedGeometry:
+    row = ("grid", "rows", row_index(scale, architecture), "printed")
+    counts = budget(config, PAPER_ATTENDED_TOKENS)
+    found: list[str] = []
+    low, high = attention_interval(config, printed.number(*row, "active"), printed.number(*row, "total"))
+    if not low <= counts.parameters.projections <= high:
+        found.append(
+            f"the printed totals leave {low / 1e6:.2f}M to {high / 1e6:.2f}M parameters for attention, "
+            f"the printed heads have {counts.parameters.projections / 1e6:.2f}M"
+        )
+    for name, ours in (
+        ("flop_ratio", counts.flops.training / reference.flops.training),
+        ("kv_ratio", counts.kv_bytes / reference.kv_bytes),
+    ):
+        if abs(ours - printed.number(*row, name)) > 0.5 * last_digit(name):
+            found.append(f"{name} is printed {printed.number(*row, name):.3f}, the printed heads give {ours:.3f}")
+    derived = PAPER_ROWS[scale, architecture]
+    return PrintedGeometry(
+        architecture=architecture,
+        printed_heads=(config.num_heads, config.num_kv_heads, config.head_width),
+        derived_heads=(derived.num_heads, derived.num_kv_heads, derived.head_width),
+        contradictions=tuple(found),
+    )
+
+
+def attention_interval(config: ModelConfig, active: float, total: float) -> tuple[float, float]:
+    """Fewest and most attention parameters that printed active and total totals leave, for any expert width."""
+    router = config.num_layers * config.width * config.num_experts
+    gains = budget(config).parameters.norm_gains
+    share = config.top_k / (config.num_experts - config.top_k)
+    half_active, half_total = 0.5 * last_digit("active"), 0.5 * last_digit("total")
+    # active = attention + router (+ gains) + share * (total - active): rises with active, falls with total.
+    low = (active - half_active) * (1 + share) - share * (total + half_total) - router - gains
+    high = (active + half_active) * (1 + share) - share * (total - half_total) - router
+    return low, high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Count what a network costs, alone or beside the one that it is matched to."""
+
+    pair: str | None = None
+    """A named pair: 100M, 200M, 600M or 1.6B of the paper's grid, or demo."""
+    config: tuple[Path, ...] = ()
+    """One config file (JSON), or two: the network, then the one that it is matched to."""
+    attended_tokens: float | Literal["own"] = "own"
+    """Mean positions that a query attends to. own: 390 for the paper's grid, the causal mean over a full sequence,
+    (context + 1) / 2, for any other network."""
+    json: bool = False
+    """Print JSON."""
+
+
+def _networks(options: Options) -> tuple[dict[str, ModelConfig], float | Literal["causal"]]:
+    """The networks to count, the matched one first, and the attended length that is theirs."""
+    if (options.pair is None) == (not options.config):
+        raise UserError(f"a budget must be of either --pair or --config; got {'both' if options.config else 'neither'}")
+    if options.pair is not None:
+        named = pair(options.pair)
+        return {"smelt": named.smelt, "baseline": named.baseline}, named.attended_tokens
+    if len(options.config) > 2:
+        raise UserError(f"--config must name one file or two; got {len(options.config)}")
+    return {str(path): ModelConfig.load(path) for path in options.config}, "causal"
+
+
+def main() -> None:
+    """Print the budgets of one network or two, their mismatch, and for the paper's grid the printed geometry."""
+    options = tyro.cli(Options, prog="python -m smelt_interp.budget", description=__doc__)
+    configs, own_attended = _networks(options)
+    attended = own_attended if options.attended_tokens == "own" else options.attended_tokens
+    counts = {name: budget(config, attended) for name, config in configs.items()}
+    columns = {name: figures(configs[name], counts[name]) for name in configs}
+    geometry = printed_geometry(options.pair) if options.pair in PAPER_PAIRS else ()
+    report: dict[str, object] = {"budgets": columns}
+    notes: list[str] = []
+    if len(counts) == 2:
+        found = mismatch(*counts.values())
+        within = found.within(PAPER_TOLERANCE)
+        report["mismatch"] = asdict(found) | {"largest": found.largest, "within_paper_tolerance": within}
+        notes.append(
+            f"mismatch: FLOPs {percent(found.flops)}, total parameters {percent(found.total_parameters)}, KV cache "
+            f"{percent(found.kv_bytes)}; {'within' if within else 'NOT within'} the paper's tolerances of "
+            f"{PAPER_TOLERANCE.flops:.1%}, {PAPER_TOLERANCE.total_parameters:.1%}, {PAPER_TOLERANCE.kv_bytes:.1%}"
+        )
+    if geometry:
+        report["printed_geometry"] = [asdict(row) for row in geometry]
+        for heads in geometry:
+            notes.append(
+                f"{heads.architecture}: heads x KV heads x width printed {' x '.join(map(str, heads.printed_heads))}, "
+                f"here {' x '.join(map(str, heads.derived_heads))}"
+            )
+            notes.extend(f"  contradiction: {sentence}" for sentence in heads.contradictions)
+    if options.json:
+        print_json(report)
+        return
+    names = list(columns)
+    rows: list[list[Cell]] = [[label, *(columns[name][label] for name in names)] for label in columns[names[0]]]
+    if len(names) == 2:
+        for row in rows:
+            first, second = float(row[1]), float(row[2])
+            row.append(f"{first / second:.4f}" if second else "")
+    print_table("Budgets, a token", ["", *names, *(["ratio"] if len(names) == 2 else [])], rows, notes)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,271 @@
+"""What a looped network saves: fit the scaling law to your own runs, or ask the law that the paper prints.
+
+    python -m smelt_interp.scaling fit runs.csv
+    python -m smelt_interp.scaling printed --compute 1e21
+
+95% intervals are percentiles over bootstrap draws of grid cells; each architecture's cells are drawn on their own. The
+law and its frontier: `smelt_interp.scaling_law`; how it is fitted: `smelt_interp.scaling_fit` (section 4).
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from smelt_interp.errors import UserError, run_command
+from smelt_interp.robust_fit import interval
+from smelt_interp.runs import POSITIVE, SHARE, read_columns
+from smelt_interp.scaling_fit import Grid, bootstrap, fit
+from smelt_interp.scaling_law import (
+    Numbers,
+    ScalingLaw,
+    coefficients,
+    compute_gain,
+    printed_law,
+    rounding_interval,
+)
+from smelt_interp.tables import Cell, Progress, compact, print_json, print_table
+
+BASELINE = "baseline"
+"""The architecture name that gains are measured against."""
+
+ALL_DOMAINS = "all"
+"""The domain of a file without a domain column."""
+
+
+def read_grids(path: Path) -> dict[str, dict[str, Grid]]:
+    """Grids by domain, then architecture, from a CSV of columns architecture, flops_per_token, sparsity, tokens, loss.
+
+    A column `domain` is optional; without it the one domain is "all". Raises `UserError` for anything that cannot be
+    fitted, with the line where there is one.
+    """
+    columns = read_columns(
+        path,
+        words=("architecture",),
+        numbers={"flops_per_token": POSITIVE, "sparsity": SHARE, "tokens": POSITIVE, "loss": POSITIVE},
+        optional=("domain",),
+    )
+    architectures = np.array(columns.words["architecture"])
+    domains = np.array(columns.words.get("domain", [ALL_DOMAINS] * len(architectures)))
+    grids: dict[str, dict[str, Grid]] = {}
+    for domain in dict.fromkeys(domains.tolist()):
+        grids[domain] = {}
+        for architecture in dict.fromkeys(architectures[domains == domain].tolist()):
+            chosen = (domains == domain) & (architectures == architecture)
+            grid = Grid(**{name: values[chosen] for name, values in columns.numbers.items()})
+            grid.check(f"{path}: architecture {architecture}, domain {domain}")
+            grids[domain][architecture] = grid
+    return grids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Where the frontier is asked."""
+
+    compute: tuple[float, ...] = (1e20, 1e21, 1e22)
+    """Training FLOPs, one or more budgets."""
+    sparsity: tuple[float, ...] = (0.85, 0.95, 0.97)
+    """Sparsity levels, one or more."""
+    json: bool = False
+    """Print JSON."""
+
+    def __post_init__(self) -> None:
+        for value in self.compute:
+            if not 0 < value < float("inf"):
+                raise UserError(f"--compute must be above 0; got {value}")
+        for value in self.sparsity:
+            if not 0 <= value < 1:
+                raise UserError(f"--sparsity must be a share of at least 0 and below 1; got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitOptions(Question):
+    """Fit the law to your own runs: coefficients, frontier, and compute saved, each with a 95% interval."""
+
+    runs: tyro.conf.Positional[Path]
+    """CSV: architecture, flops_per_token (training), sparsity, tokens, loss (nats); domain if there are several.
+    Gains are of each architecture over the one named baseline."""
+    draws: int = 2000
+    """Bootstrap draws."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        Question.__post_init__(self)
+        if self.draws < 1:
+            raise UserError(f"--draws must be at least 1; got {self.draws}")
+        if self.seed < 0:
+            raise UserError(f"--seed must be at least 0; got {self.seed}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrintedOptions(Question):
+    """The frontier and the gains of the coefficients that the paper prints, with the interval of their rounding."""
+
+
+Row = dict[str, object]
+
+
+def fit_report(grids: dict[str, dict[str, Grid]], options: FitOptions, show: Callable[[int], None]) -> Row:
+    """Everything that the command prints about a file's grids, as plain values; infinite bounds become None.
+
+    `show` is called with the number of bootstrap draws done, over all grids.
+    """
+    generator = np.random.default_rng(options.seed)
+    fits: list[Row] = []
+    frontier: list[Row] = []
+    gains: list[Row] = []
+    done = 0
+    for domain, architectures in grids.items():
+        laws: dict[str, tuple[ScalingLaw, ScalingLaw]] = {}
+        for name, grid in architectures.items():
+            fitted = fit(grid)
+            drawn = bootstrap(grid, fitted, options.draws, generator, _after(done, show))
+            done += options.draws
+            laws[name] = fitted.law, drawn
+            where: Row = {"domain": domain, "architecture": name}
+            values = coefficients(fitted.law) | {"gamma": fitted.law.gamma}
+            spread = coefficients(drawn) | {"gamma": drawn.gamma}
+            fits.append(
+                {
+                    **where,
+                    "points": len(grid.loss),
+                    "cells": int(grid.cell_N.max()) + 1,
+                    "rmse_nats": fitted.rmse_nats,
+                    "coefficients": {letter: _with_interval(values[letter], spread[letter]) for letter in values},
+                }
+            )
+            frontier += [{**where, **row} for row in _frontier(fitted.law, drawn, options)]
+        if BASELINE in laws:
+            for name in laws:
+                if name != BASELINE:
+                    gains += [
+                        {"domain": domain, "architecture": name, **row}
+                        for row in _gains(laws[BASELINE], laws[name], options)
+                    ]
+    return {"seed": options.seed, "draws": options.draws, "fits": fits, "frontier": frontier, "gains": gains}
+
+
+def _after(done: int, show: Callable[[int], None]) -> Callable[[int], None]:
+    return lambda count: show(done + count)
+
+
+def _with_interval(value: Numbers, draws: Numbers) -> Row:
+    low, high = interval(np.asarray(draws))
+    return {"value": _finite(value), "low": _finite(low), "high": _finite(high)}
+
+
+def _finite(value: Numbers) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _frontier(law: ScalingLaw, drawn: ScalingLaw, question: Question) -> list[Row]:
+    return [
+        {
+            "compute": compute,
+            "sparsity": sparsity,
+            "flops_per_token": _with_interval(
+                law.best_flops_per_token(compute, sparsity), drawn.best_flops_per_token(compute, sparsity)
+            ),
+            "tokens": _with_interval(law.best_tokens(compute, sparsity), drawn.best_tokens(compute, sparsity)),
+            "tokens_per_parameter": _with_interval(
+                law.tokens_per_parameter(compute, sparsity), drawn.tokens_per_parameter(compute, sparsity)
+            ),
+            "loss": _with_interval(law.best_loss(compute, sparsity), drawn.best_loss(compute, sparsity)),
+        }
+        for compute, sparsity in itertools.product(question.compute, question.sparsity)
+    ]
+
+
+def _gains(
+    baseline: tuple[ScalingLaw, ScalingLaw], looped: tuple[ScalingLaw, ScalingLaw], question: Question
+) -> list[Row]:
+    return [
+        {
+            "compute": compute,
+            "sparsity": sparsity,
+            "gain": _with_interval(
+                compute_gain(baseline[0], looped[0], compute, sparsity)[()],
+                compute_gain(baseline[1], looped[1], compute, sparsity),
+            ),
+        }
+        for compute, sparsity in itertools.product(question.compute, question.sparsity)
+    ]
+
+
+def printed_report(options: PrintedOptions) -> Row:
+    """Frontier and gains of the printed coefficients, as plain values; gains carry the interval of the rounding."""
+    baseline, looped = printed_law("baseline"), printed_law("smelt")
+    fits: list[Row] = []
+    frontier: list[Row] = []
+    for name, law in (("baseline", baseline), ("smelt", looped)):
+        values = coefficients(law) | {"gamma": law.gamma}
+        fits.append({"architecture": name, "coefficients": {letter: float(values[letter]) for letter in values}})
+        for compute, sparsity in itertools.product(options.compute, options.sparsity):
+            frontier.append(
+                {
+                    "architecture": name,
+                    "compute": compute,
+                    "sparsity": sparsity,
+                    "flops_per_token": float(law.best_flops_per_token(compute, sparsity)),
+                    "tokens": float(law.best_tokens(compute, sparsity)),
+                    "tokens_per_parameter": float(law.tokens_per_parameter(compute, sparsity)),
+                    "loss": float(law.best_loss(compute, sparsity)),
+                }
+            )
+    gains: list[Row] = []
+    for compute, sparsity in itertools.product(options.compute, options.sparsity):
+        low, high = rounding_interval(compute, sparsity)
+        value = float(compute_gain(baseline, looped, compute, sparsity))
+        gain = {"value": value, "low": _finite(low), "high": _finite(high)}
+        gains.append({"architecture": "smelt", "compute": compute, "sparsity": sparsity, "gain": gain})
+    return {"fits": fits, "frontier": frontier, "gains": gains}
+
+
+def _show(report: Row, interval_says: str) -> None:
+    for title, key, measured in (
+        ("Coefficients", "fits", "coefficients"),
+        ("Compute-optimal frontier", "frontier", ""),
+        ("Compute saved over the baseline at equal loss", "gains", ""),
+    ):
+        rows = report[key]
+        assert isinstance(rows, list)
+        if not rows:
+            continue
+        flat = [row if not measured else {**row, **row[measured]} for row in rows]
+        columns = [name for name in flat[0] if name != measured]
+        print_table(title, columns, [[_cell(row[name]) for name in columns] for row in flat])
+    print(interval_says)
+
+
+def _cell(value: object) -> Cell:
+    if isinstance(value, dict):
+        bounds = [compact(bound) if isinstance(bound, float) else "never" for bound in value.values()]
+        return f"{bounds[0]} [{bounds[1]}, {bounds[2]}]"
+    assert isinstance(value, (str, int, float))
+    return value
+
+
+def main() -> None:
+    """Fit a file of runs, or show what the printed coefficients say."""
+    options = tyro.extras.subcommand_cli_from_dict(
+        {"fit": FitOptions, "printed": PrintedOptions}, prog="python -m smelt_interp.scaling", description=__doc__
+    )
+    if isinstance(options, PrintedOptions):
+        report = printed_report(options)
+        says = "in brackets: the gains that coefficients rounding to the printed ones allow"
+    else:
+        grids = read_grids(options.runs)
+        progress = Progress("bootstrap draws", options.draws * sum(len(grid) for grid in grids.values()))
+        report = fit_report(grids, options, progress.show)
+        says = f"in brackets: 95% interval, {options.draws} bootstrap draws over grid cells, seed {options.seed}"
+    if options.json:
+        print_json(report)
+    else:
+        _show(report, says)
+
+
+if __name__ == "__main__":
+    run_command(main)

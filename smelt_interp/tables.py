@@ -1,0 +1,72 @@
+"""What a command prints: a table for people, JSON for programs, one line of progress on the error stream."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+WIDTH_WITHOUT_TERMINAL = 150
+
+Cell = str | int | float
+
+
+def print_json(value: object) -> None:
+    """Print plain values as indented JSON; a number without a finite value raises, since JSON has none."""
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], notes: Sequence[str] = ()) -> None:
+    """Print rows under a title, numbers to the right, then one line a note."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        is_text = all(isinstance(row[index], str) and not _numeric(row[index]) for row in rows)
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(compact(cell) if not isinstance(cell, str) else cell for cell in row))
+    console.print(table, markup=False)
+    for note in notes:
+        console.print(note, markup=False)
+
+
+def _numeric(cell: Cell) -> bool:
+    return isinstance(cell, str) and cell[:1] in "+-0123456789" and any(letter.isdigit() for letter in cell)
+
+
+def compact(value: float) -> str:
+    """A number as a person reads it: 141.95M, 0.0312, 12."""
+    if isinstance(value, int) and abs(value) < 100_000:
+        return str(value)
+    if abs(value) >= 1e15:
+        return f"{value:.4g}"
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e5, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):.6g}{letter}"
+    return f"{value:.6g}"
+
+
+def percent(fraction: float) -> str:
+    """A signed fraction in percent with two decimals."""
+    return f"{100 * fraction:+.2f}%"
+
+
+class Progress:
+    """One line on the error stream, rewritten: what, how many, seconds left. Silent where nobody watches."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
+        self._start = time.monotonic()
+
+    def show(self, done: int) -> None:
+        """Say how many of the total are done; the last call ends the line."""
+        if not sys.stderr.isatty():
+            return
+        left = (time.monotonic() - self._start) / max(done, 1) * (self._total - done)
+        end = "\n" if done >= self._total else ""
+        print(f"\r{self._what}: {done}/{self._total}, {left:.0f} s left ", end=end, file=sys.stderr, flush=True)
