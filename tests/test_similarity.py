@@ -1,0 +1,224 @@
+"""Similarity measures against closed forms, loops and simulated permutations."""
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import jensenshannon
+from scipy.stats import hypergeom
+
+from smelt_interp import similarity as sim
+from smelt_interp.errors import UserError
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def all_tokens(num: int, length: int) -> np.ndarray:
+    return np.ones((num, length), dtype=bool)
+
+
+def test_planted_cosine_is_returned_raw_and_per_head(rng):
+    """b is a turned by 60 degrees in head 0 and by 90 in head 1, so cosines are 0.5 and 0 at any length."""
+    a = np.zeros((3, 5, 2, 2))
+    a[..., 0] = rng.uniform(1, 9, (3, 5, 2))
+    b = np.zeros_like(a)
+    b[:, :, 0] = a[:, :, 0, :1] * [0.5, np.sqrt(0.75)]
+    b[:, :, 1] = a[:, :, 1, :1] * [0.0, 2.0]
+    sums = sim.cosine_sums(a, b, all_tokens(3, 5))
+    np.testing.assert_allclose(sim.raw_cosine(sums, sim.ones(3)), [0.5, 0.0], atol=1e-12)
+
+
+def test_a_common_offset_raises_the_raw_cosine_and_its_null_but_not_the_centred(rng):
+    offset = np.full(16, 2.0)
+    a, b = rng.normal(size=(2, 20, 200, 16)) + offset
+    sums = sim.cosine_sums(a, b, all_tokens(20, 200))
+    raw, null = sim.raw_cosine(sums, sim.ones(20)), sim.shuffled_raw_cosine(sums, sim.ones(20))
+    assert raw > 0.75  # |offset|^2 / (|offset|^2 + 16) = 64 / 80 for long vectors
+    assert raw == pytest.approx(null, abs=5e-3)
+    assert abs(sim.centred_cosine(sums, sim.ones(20))) < 0.02
+
+
+def test_centred_cosine_equals_its_definition_over_measured_tokens_and_ignores_offsets(rng):
+    a, b = rng.normal(size=(2, 4, 6, 3))
+    b += 0.7 * a
+    mask = rng.random((4, 6)) < 0.7
+    x, y = a[mask] - a[mask].mean(0), b[mask] - b[mask].mean(0)
+    expected = (x * y).sum() / np.sqrt((x**2).sum() * (y**2).sum())
+    for shift in (0.0, 5.0):
+        sums = sim.cosine_sums(a + shift, b - 3 * shift, mask)
+        assert sim.centred_cosine(sums, sim.ones(4)) == pytest.approx(expected, abs=1e-10)
+
+
+def test_cosine_nulls_are_the_mean_over_random_permutations_within_samples(rng):
+    a, b = rng.normal(size=(2, 3, 5, 4)) + 0.4 * rng.normal(size=(3, 1, 4))
+    mask = all_tokens(3, 5)
+    exact = sim.cosine_sums(a, b, mask)
+    raw, centred = [], []
+    for _ in range(3000):
+        shuffled = np.stack([rng.permutation(sample) for sample in b])
+        sums = sim.cosine_sums(a, shuffled, mask)
+        raw.append(sim.raw_cosine(sums, sim.ones(3)))
+        centred.append(sim.centred_cosine(sums, sim.ones(3)))
+    for draws, expected in (
+        (raw, sim.shuffled_raw_cosine(exact, sim.ones(3))),
+        (centred, sim.shuffled_centred_cosine(exact, sim.ones(3))),
+    ):
+        assert np.mean(draws) == pytest.approx(expected, abs=5 * np.std(draws) / np.sqrt(3000))
+
+
+def test_batch_size_changes_no_sum(rng):
+    a, b = rng.normal(size=(2, 8, 5, 2, 3))
+    mask = rng.random((8, 5)) < 0.8
+    whole = sim.cosine_sums(a, b, mask)
+    for size in (1, 3):
+        parts = [sim.cosine_sums(a[i : i + size], b[i : i + size], mask[i : i + size]) for i in range(0, 8, size)]
+        joined = sim.join(parts)
+        np.testing.assert_array_equal(joined.dot, whole.dot)
+        np.testing.assert_allclose(
+            sim.centred_cosine(joined, sim.ones(8)), sim.centred_cosine(whole, sim.ones(8)), rtol=1e-12
+        )
+
+
+def test_a_weight_of_two_is_the_sample_twice(rng):
+    a, b = rng.normal(size=(2, 3, 5, 4))
+    sums = sim.cosine_sums(a, b, all_tokens(3, 5))
+    twice = sim.cosine_sums(a[[0, 0, 2]], b[[0, 0, 2]], all_tokens(3, 5))
+    weight = np.array([2, 0, 1])
+    assert sim.centred_cosine(sums, weight) == pytest.approx(sim.centred_cosine(twice, sim.ones(3)), rel=1e-12)
+
+
+def test_equal_vectors_have_no_centred_cosine():
+    a = np.ones((2, 3, 4))
+    assert np.isnan(sim.centred_cosine(sim.cosine_sums(a, a, all_tokens(2, 3)), sim.ones(2)))
+
+
+def test_jensen_shannon_distance_equals_scipy_and_its_extremes(rng):
+    p, q = rng.dirichlet(np.ones(6), size=(2, 10))
+    np.testing.assert_allclose(sim.jensen_shannon_distance(p, q), jensenshannon(p, q, base=2, axis=-1), atol=1e-9)
+    assert sim.jensen_shannon_distance(np.array([1.0, 0.0]), np.array([0.0, 1.0])) == 1.0
+    assert sim.jensen_shannon_distance(p[0], p[0]) == 0.0
+
+
+def test_mass_taken_by_a_learned_sink_counts_as_one_more_outcome():
+    p, q = np.array([0.25, 0.25]), np.array([0.5, 0.25])
+    expected = jensenshannon([0.25, 0.25, 0.5], [0.5, 0.25, 0.25], base=2)
+    assert sim.jensen_shannon_distance(p, q) == pytest.approx(expected, abs=1e-12)
+
+
+def test_pattern_sums_measure_only_the_masked_queries(rng):
+    a, b = rng.dirichlet(np.ones(4), size=(2, 3, 4, 2))
+    mask = np.array([[0, 1, 1, 1], [0, 1, 1, 0], [0, 1, 0, 0]], dtype=bool)
+    sums = sim.pattern_sums(a, b, mask)
+    expected = sim.jensen_shannon_distance(a[mask], b[mask]).mean(0)
+    np.testing.assert_allclose(sim.pattern_distance(sums, sim.ones(3)), expected)
+    cosine = (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
+    np.testing.assert_allclose(sim.pattern_cosine(sums, sim.ones(3)), cosine[mask].mean(0))
+
+
+def choices(rng: np.random.Generator, shape: tuple[int, int], top_k: int, popularity: np.ndarray) -> np.ndarray:
+    """Chosen experts by perturbed log-popularity: skewed towards the popular ones."""
+    noise = rng.gumbel(size=(*shape, len(popularity)))
+    return np.argsort(-(np.log(popularity) + noise), axis=-1)[..., :top_k]
+
+
+def equal_weights(experts: np.ndarray) -> np.ndarray:
+    return np.full(experts.shape, 1 / experts.shape[-1])
+
+
+def test_overlap_jaccard_and_weighted_sum_of_two_worked_choices():
+    first, second = np.array([[4, 0, 7]]), np.array([[7, 1, 4]])
+    weights_first, weights_second = np.array([[0.5, 0.3, 0.2]]), np.array([[0.6, 0.3, 0.1]])
+    assert sim.expert_overlap(first, second).tolist() == [2.0]
+    np.testing.assert_allclose(sim.weighted_overlap(first, weights_first, second, weights_second), [0.1 + 0.2])
+    sums = sim.overlap_sums(first[None], weights_first[None], second[None], weights_second[None], all_tokens(1, 1), 8)
+    assert sim.mean_jaccard(sums, sim.ones(1)) == pytest.approx(2 / 4)
+
+
+def test_uniform_null_is_the_hypergeometric_mean():
+    assert sim.uniform_overlap(8, 288) == pytest.approx(hypergeom(288, 8, 8).mean())
+
+
+def test_skewed_popularity_alone_exceeds_the_uniform_null_and_the_popularity_null_says_so(rng):
+    popularity = 1.0 / np.arange(1, 33) ** 1.2
+    first, second = (choices(rng, (40, 100), 4, popularity) for _ in range(2))
+    sums = sim.overlap_sums(
+        first, equal_weights(first), second, equal_weights(second), all_tokens(40, 100), len(popularity)
+    )
+    observed = sim.mean_overlap(sums, sim.ones(40))
+    assert observed > 2 * sim.uniform_overlap(4, 32)
+    assert observed == pytest.approx(sim.popularity_overlap(sums, sim.ones(40)), abs=0.05)
+    assert observed == pytest.approx(sim.shuffled_overlap(sums, sim.ones(40)), abs=0.05)
+    assert abs(sim.shuffled_overlap_z(sums)) < 4
+
+
+def test_shuffle_null_of_the_overlap_matches_simulated_permutations_in_mean_and_spread(rng):
+    popularity = np.array([8.0, 4, 2, 1, 1, 1])
+    first, second = (choices(rng, (3, 7), 2, popularity) for _ in range(2))
+    mask = np.array([[1] * 7, [1] * 5 + [0] * 2, [1] * 6 + [0]], dtype=bool)
+    weights = equal_weights(first)
+    sums = sim.overlap_sums(first, weights, second, weights, mask, 6)
+    totals = []
+    for _ in range(4000):
+        total = 0.0
+        for n in range(3):
+            total += sim.expert_overlap(first[n][mask[n]], rng.permutation(second[n][mask[n]])).sum()
+        totals.append(total)
+    assert np.mean(totals) == pytest.approx(sums.shuffled_overlap.sum(), abs=5 * np.std(totals) / np.sqrt(4000))
+    assert np.var(totals) == pytest.approx(sums.shuffled_variance.sum(), rel=0.12)
+    z = (sums.overlap.sum() - np.mean(totals)) / np.std(totals)
+    assert sim.shuffled_overlap_z(sums) == pytest.approx(z, abs=0.15)
+
+
+def test_kept_choices_give_full_overlap_and_a_large_z(rng):
+    first = choices(rng, (4, 50), 2, np.ones(8))
+    weights = equal_weights(first)
+    sums = sim.overlap_sums(first, weights, first[..., ::-1], weights, all_tokens(4, 50), 8)
+    one = sim.ones(4)
+    assert (sim.mean_overlap(sums, one), sim.mean_jaccard(sums, one)) == (2.0, 1.0)
+    assert sim.mean_weighted_overlap(sums, one) == pytest.approx(1.0)
+    assert sim.shuffled_overlap_z(sums) > 20
+
+
+def test_one_token_a_sample_has_no_shuffle_and_no_z(rng):
+    first = choices(rng, (4, 1), 2, np.ones(8))
+    sums = sim.overlap_sums(first, equal_weights(first), first, equal_weights(first), all_tokens(4, 1), 8)
+    assert np.isnan(sim.shuffled_overlap_z(sums))
+
+
+def test_norm_ratios_of_planted_updates(rng):
+    a = rng.normal(size=(3, 4, 5))
+    a /= np.linalg.norm(a, axis=-1, keepdims=True)
+    scale = np.array([[1, 2, 9, 100], [2, 2, 2, 100], [3, 3, 3, 100]], dtype=float)
+    mask = scale < 100
+    sums = sim.norm_sums(a, a * scale[..., None], mask)
+    assert sim.median_norm_ratio(sums, sim.ones(3)) == pytest.approx(2.0)
+    assert sim.rms_norm_ratio(sums, sim.ones(3)) == pytest.approx(np.sqrt((scale[mask] ** 2).mean()))
+    assert sim.median_norm_ratio(sums, np.array([0, 0, 1])) == pytest.approx(3.0)
+
+
+def test_bootstrap_interval_covers_the_mean_as_often_as_it_says_and_repeats_with_its_seed(rng):
+    covered = 0
+    for _ in range(200):
+        x = rng.normal(size=40)
+        low, high = sim.bootstrap_interval(lambda w, x=x: float((w * x).sum() / w.sum()), 40, num_resamples=300)
+        covered += low <= 0 <= high
+    assert 0.88 <= covered / 200 <= 0.98
+    again = [sim.bootstrap_interval(lambda w: float((w * x).sum()), 40, seed=3) for _ in range(2)]
+    assert again[0] == again[1]
+    assert again[0] != sim.bootstrap_interval(lambda w: float((w * x).sum()), 40, seed=4)
+
+
+def test_bootstrap_width_is_the_standard_error(rng):
+    x = rng.normal(size=400)
+    low, high = sim.bootstrap_interval(lambda w: float((w * x).sum() / w.sum()), 400)
+    assert high - low == pytest.approx(2 * 1.96 * x.std() / np.sqrt(400), rel=0.1)
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(UserError, match="at least 2; got 1"):
+        sim.bootstrap_interval(lambda w: 0.0, 1)
+    with pytest.raises(UserError, match="at least one; got 0"):
+        sim.join([])
+    with pytest.raises(UserError, match="one shape that begins with the mask's"):
+        sim.cosine_sums(np.ones((2, 3, 4)), np.ones((2, 3, 5)), all_tokens(2, 3))
