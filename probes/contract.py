@@ -22,6 +22,7 @@ options, as in every label that a person reads; arrays count from 0.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -167,15 +168,31 @@ def estimates(
     bottom = np.asarray(denominator, np.float64)
     bottom_NK = np.broadcast_to(bottom.reshape(num_samples, *bottom.shape[1:], *(1,) * (numerator.ndim - bottom.ndim)),
                                 numerator.shape).reshape(num_samples, -1)  # fmt: skip
-    generator = np.random.Generator(np.random.PCG64(seed))
-    draws = np.empty((RESAMPLES, top_NK.shape[1]))
     with np.errstate(invalid="ignore", divide="ignore"):
         value_K = top_NK.sum(0) / bottom_NK.sum(0)
-        for resample in range(RESAMPLES):
-            weight_N = np.bincount(generator.integers(0, num_samples, num_samples), minlength=num_samples)
-            draws[resample] = (weight_N @ top_NK) / (weight_N @ bottom_NK)
-    low_K, high_K = _quantiles(draws)
+        draws_RK = np.concatenate([(w_RN @ top_NK) / (w_RN @ bottom_NK) for w_RN in _resamples(num_samples, seed)])
+    low_K, high_K = _quantiles(draws_RK)
     return value_K.reshape(shape), low_K.reshape(shape), high_K.reshape(shape)
+
+
+_CACHED_ENTRIES = 2**22
+
+
+def _resamples(num_samples: int, seed: int) -> Iterable[NDArray[np.float64]]:
+    """How often each sample is drawn in each resample, in blocks (R, N) of bounded size."""
+    if num_samples * RESAMPLES <= _CACHED_ENTRIES:
+        return (_counts(num_samples, seed, 0, RESAMPLES),)
+    size = max(1, _CACHED_ENTRIES // num_samples)
+    blocks = range(0, RESAMPLES, size)
+    return (_counts.__wrapped__(num_samples, seed, first, min(size, RESAMPLES - first)) for first in blocks)
+
+
+@lru_cache(maxsize=4)
+def _counts(num_samples: int, seed: int, first: int, num: int) -> NDArray[np.float64]:
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, first])))
+    counts_RN = generator.multinomial(num_samples, np.full(num_samples, 1 / num_samples), num).astype(np.float64)
+    counts_RN.flags.writeable = False
+    return counts_RN
 
 
 def _quantiles(draws_RK: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -207,7 +224,7 @@ class Span:
     """Steps that a headline row averages over: the looped layers on one visit."""
 
     layers: str
-    """As a row names them: `looped 3-6`."""
+    """As a row names them: `looped 3-6`; `middle 3-6` on a Baseline, `all 1-8` without a span."""
     visit: int
     """From 0."""
     steps: tuple[int, ...]
@@ -227,7 +244,8 @@ def looped_spans(config: ModelConfig, steps: Plan, recorded: Sequence[int]) -> t
     for visit in range(config.num_visits):
         members = tuple(s for s in recorded if first <= steps[s].layer < last and steps[s].visit == visit)
         if members:
-            name = f"{'looped' if looped else 'all'} {first + 1}-{last}"
+            kind = "all" if not looped else "looped" if config.num_visits > 1 else "middle"
+            name = f"{kind} {first + 1}-{last}"
             spans.append(Span(layers=name, visit=visit, steps=members))
     return tuple(spans)
 

@@ -81,7 +81,7 @@ def table(rows: Sequence[Row], title: str, others: Sequence[str], level: Level) 
         drawn.add_column(key, overflow="fold")
     drawn.add_column("value [95%]", justify="right", no_wrap=True)
     for null in nulls:
-        drawn.add_column(f"if {null.removeprefix(NULL_PREFIX)}", justify="right")
+        drawn.add_column(f"null: {null.removeprefix(NULL_PREFIX).replace('_', ' ')}", justify="right")
     for name in others:
         drawn.add_column(name, justify="right")
     drawn.add_column("n", justify="right")
