@@ -37,7 +37,8 @@ def transition_matrix() -> NDArray[np.float64]:
         weight_SS = weight_SS * weight_SS
     trigger_S = np.isin(np.frombuffer(SYMBOLS, np.uint8), np.frombuffer(TRIGGERS, np.uint8))
     weight_SS[:, trigger_S] = 0.0
-    p_SS: NDArray[np.float64] = weight_SS / weight_SS.sum(axis=1, keepdims=True) * (1 - len(TRIGGERS) * TRIGGER_PROBABILITY)
+    plain_probability = 1 - len(TRIGGERS) * TRIGGER_PROBABILITY
+    p_SS: NDArray[np.float64] = weight_SS / weight_SS.sum(axis=1, keepdims=True) * plain_probability
     p_SS[:, trigger_S] = TRIGGER_PROBABILITY
     p_SS[trigger_S] = 0.0
     return p_SS

@@ -101,13 +101,14 @@ def pairing_of(query: Query) -> dict[str, str]:
     """The closer of each opener of a query, read from its prefix and right answer: every opener is closed in them."""
     closer_of: dict[str, str] = {}
     stack: list[str] = []
+    wrong = False
     for bracket in query.prefix + query.answer:
         if bracket in OPENERS:
             stack.append(bracket)
-        elif not stack or closer_of.setdefault(stack.pop(), bracket) != bracket:
-            raise UserError(f"a query must close every opener alike and in order; got {query.prefix} {query.answer}")
-    if stack:
-        raise UserError(f"a query must close every opener; got {query.prefix} {query.answer}")
+        else:
+            wrong |= not stack or closer_of.setdefault(stack.pop(), bracket) != bracket
+    if wrong or stack or len(set(closer_of.values())) < len(closer_of):
+        raise UserError(f"a query's answer must close every opener, last first; got {query.prefix} {query.answer}")
     return closer_of
 
 
