@@ -1,12 +1,16 @@
-"""transformer-lens's ActivationCache, addressed by step index or by (layer, visit)."""
+"""transformer-lens's ActivationCache, addressed by step index or by (layer, visit), and the hooks that fill one."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 
+import torch
 from torch import Tensor
 from transformer_lens import ActivationCache
 
+from model.hook_names import Hook
+from model.step import HookPoint
 from smelt_interp.errors import UserError
-from smelt_interp.plan import Step
+from smelt_interp.plan import Plan, Step
 from smelt_interp.sites import SITES, nearest
 
 
@@ -19,29 +23,31 @@ class VisitCache(ActivationCache):
 
     def __getitem__(self, key: str | tuple[object, ...]) -> Tensor:
         """The cached tensor. Raises `UserError`, with the nearest names, for one that is not in the cache."""
-        if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str) and key[0] in SITES:
-            name = f"blocks.{self._step_index(key[1])}.{key[0]}"
-            return self._cached(name)
-        if isinstance(key, tuple) and len(key) == 2 and isinstance(key[1], tuple):
-            key = (key[0], self._step_index(key[1]))
         if isinstance(key, str) and key in self.cache_dict:
             return self._cached(key)
+        if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str) and key[0] in SITES:
+            return self._cached(f"blocks.{self._step_index(key[1])}.{key[0]}")
+        if isinstance(key, tuple) and len(key) >= 2 and isinstance(key[1], (tuple, int)):
+            key = (key[0], self._step_index(key[1]), *key[2:])
         try:
             value: Tensor = super().__getitem__(key)
         except (KeyError, TypeError, IndexError, AttributeError):
             # transformer-lens turns its shorthand into a name in several ways, each with an error of its own.
-            name = key if isinstance(key, str) else ".".join(str(part) for part in key)
-            return self._cached(name)
+            parts = key if isinstance(key, tuple) else (key,)
+            return self._cached(".".join(str(part) for part in parts))
         return value
 
+    def apply_slice_to_batch_dim(self, batch_slice: object) -> "VisitCache":
+        """transformer-lens's method, with visits kept."""
+        sliced = super().apply_slice_to_batch_dim(batch_slice)
+        return VisitCache(sliced.cache_dict, self.model, has_batch_dim=sliced.has_batch_dim)
+
     def _step_index(self, step: object) -> int:
-        steps = self.model.plan
-        if isinstance(step, tuple):
-            return int(self.model.step(*step))
+        steps: Plan = self.model.plan
+        if isinstance(step, tuple) and len(step) == 2:
+            return check_step(steps, *step)
         if not isinstance(step, int) or not -len(steps) <= step < len(steps):
-            raise UserError(
-                f"a step must be an index below {len(steps)} or a (layer, visit) of the plan; got {step!r}"
-            )
+            raise UserError(f"a step must be an index below {len(steps)} or a (layer, visit) of the plan; got {step!r}")
         return step % len(steps)
 
     def _cached(self, name: str) -> Tensor:
@@ -51,11 +57,37 @@ class VisitCache(ActivationCache):
         return cached[name]
 
 
-def check_step(steps: tuple[Step, ...], layer: int, visit: int) -> int:
+def check_step(steps: Plan, layer: object, visit: object) -> int:
     """The step index of a visit, or `UserError` that lists the visits the layer has."""
-    try:
-        return steps.index(Step(layer, visit))
-    except ValueError:
-        visits = [step.visit for step in steps if step.layer == layer]
-        has = f"layer {layer} has visits {visits}" if visits else f"layers are 0 to {max(s.layer for s in steps)}"
-        raise UserError(f"a (layer, visit) must be in the plan; got ({layer}, {visit}); {has}") from None
+    if (layer, visit) in steps:
+        return steps.index(Step(layer, visit))  # type: ignore[arg-type]  # it is in the plan
+    visits = [step.visit for step in steps if step.layer == layer]
+    has = f"layer {layer} has visits {visits}" if visits else f"layers are 0 to {max(step.layer for step in steps)}"
+    raise UserError(f"a (layer, visit) must be in the plan; got ({layer}, {visit}); {has}")
+
+
+def caching_hooks(
+    cache: dict[str, Tensor],
+    names: Iterable[str],
+    *,
+    incl_bwd: bool,
+    device: torch.device | str | None,
+    remove_batch_dim: bool,
+) -> tuple[list[Hook], list[Hook]]:
+    """Forward and backward hooks that write copies into `cache`: `NAME`, and `NAME_grad` with `incl_bwd`."""
+
+    def keep(x: Tensor, hook: HookPoint, suffix: str) -> None:
+        copy = x.detach().clone() if device is None else x.detach().to(device, copy=True)
+        cache[f"{hook.name}{suffix}"] = copy[0] if remove_batch_dim else copy
+
+    names = list(names)
+    differentiable = [name for name in names if not _is_integer(name)] if incl_bwd else []
+    return (
+        [(name, partial(keep, suffix="")) for name in names],
+        [(name, partial(keep, suffix="_grad")) for name in differentiable],
+    )
+
+
+def _is_integer(name: str) -> bool:
+    suffix = name.split(".", 2)[-1]
+    return suffix in SITES and SITES[suffix].integer

@@ -1,5 +1,6 @@
 """Checkpoint folders: config.json, model.safetensors, tokenizer.json and README.md, read strictly, written whole."""
 
+import errno
 import json
 import os
 import shutil
@@ -17,6 +18,8 @@ from smelt_interp.errors import UserError
 from smelt_interp.tokenizer import tokenizer_json
 
 CONFIG, WEIGHTS, TOKENIZER, README = "config.json", "model.safetensors", "tokenizer.json", "README.md"
+STORED_DTYPES = ("F32", "BF16", "F16")
+"""Types of stored weights, as safetensors names them."""
 
 
 def checkpoint_folder(checkpoint: str | Path, *, allow_download: bool = False) -> Path:
@@ -27,11 +30,11 @@ def checkpoint_folder(checkpoint: str | Path, *, allow_download: bool = False) -
     if not allow_download:
         raise UserError(f"a checkpoint must be a folder with {CONFIG} and {WEIGHTS}; got {str(checkpoint)!r}")
     import huggingface_hub  # slow, and needed for downloads alone
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     try:
         return Path(huggingface_hub.snapshot_download(str(checkpoint), allow_patterns=[CONFIG, WEIGHTS, TOKENIZER]))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+    except (HFValidationError, OSError) as error:  # every failed request or lookup is an OSError
         reason = str(error).splitlines()[0]
         raise UserError(f"a checkpoint must be a folder or a hub id; got {str(checkpoint)!r}; {reason}") from None
 
@@ -57,16 +60,16 @@ def read_weights(folder: Path, expected: dict[str, tuple[int, ...]]) -> dict[str
         with safe_open(path, framework="pt") as file:
             found_names = set(file.keys())
             _check_names(path, set(expected), found_names)
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in expected}
             for name, shape in expected.items():
-                if shapes[name] != shape:
-                    raise UserError(f"{path}: {name} must have shape {shape}; got {shapes[name]}")
+                stored = file.get_slice(name)
+                if tuple(stored.get_shape()) != shape:
+                    raise UserError(f"{path}: {name} must have shape {shape}; got {tuple(stored.get_shape())}")
+                if stored.get_dtype() not in STORED_DTYPES:
+                    raise UserError(f"{path}: {name} must be one of {STORED_DTYPES}; got {stored.get_dtype()}")
             weights = {name: file.get_tensor(name).float() for name in expected}
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} must be a whole safetensors file; {error}") from None
-    for name, weight in weights.items():
-        if not bool(torch.isfinite(weight).all()):
-            raise UserError(f"{path}: weights must be finite; {name} holds NaN or infinite values")
+    _check_finite(str(path), weights)
     return weights
 
 
@@ -75,23 +78,44 @@ def write_checkpoint(
 ) -> None:
     """Write the four files to a new folder that appears under its name only when it is whole.
 
-    Raises `UserError` when the folder exists already and `OSError` when the disk is full.
+    Raises `UserError` when the folder exists already or cannot be made and when a weight is not finite as `dtype`, and
+    `OSError` when the disk is full.
     """
     if folder.exists():
         raise UserError(f"a checkpoint must be written to a new folder; {folder} exists")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     stored = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in weights.items()}
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    _check_finite(f"weights as {str(dtype).removeprefix('torch.')}", stored)
+    scratch = _scratch_folder(folder)
     try:
         (scratch / CONFIG).write_text(json.dumps(config.to_json(), indent=1) + "\n", encoding="utf-8")
         (scratch / TOKENIZER).write_text(tokenizer_json(), encoding="utf-8")
         (scratch / README).write_text(readme, encoding="utf-8")
         save_file(stored, scratch / WEIGHTS)
+        for path in scratch.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
         scratch.chmod(0o755)
         os.replace(scratch, folder)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
+
+
+def _scratch_folder(folder: Path) -> Path:
+    """A new folder beside the final one."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        raise UserError(f"a checkpoint must go where a folder can be made; got {folder}; {error.strerror}") from None
+
+
+def _check_finite(what: str, weights: Mapping[str, Tensor]) -> None:
+    for name, weight in weights.items():
+        if not bool(torch.isfinite(weight).all()):
+            raise UserError(f"{what} must be finite; {name} holds NaN or infinite values")
 
 
 def _check_names(path: Path, expected: set[str], found: set[str]) -> None:

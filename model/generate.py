@@ -82,7 +82,7 @@ def choose(logits_BW: Tensor, sampling: Sampling, generator: torch.Generator) ->
     if sampling.temperature == 0:
         return logits_BW.argmax(-1)
     logits_BW = logits_BW.float() / sampling.temperature
-    ordered_BW, ids_BW = logits_BW.sort(-1, descending=True, stable=True)
+    ordered_BW, ids_BW = logits_BW.sort(dim=-1, descending=True, stable=True)
     if sampling.top_k:
         ordered_BW[:, sampling.top_k :] = float("-inf")
     probs_BW = ordered_BW.softmax(-1)

@@ -12,6 +12,17 @@ class KVCache:
         self.v_BSGC: list[Tensor | None] = [None] * num_steps
 
     @property
+    def num_steps(self) -> int:
+        """Slots, filled or not."""
+        return len(self.k_BSGC)
+
+    @property
+    def batch(self) -> int:
+        """Rows held; 0 before the first pass."""
+        first = self.k_BSGC[0]
+        return 0 if first is None else first.shape[0]
+
+    @property
     def length(self) -> int:
         """Tokens held so far."""
         first = self.k_BSGC[0]

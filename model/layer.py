@@ -47,12 +47,8 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor, hooks: "NormHooks | None" = None) -> Tensor:
-        """Same shape as `x`; statistics in float32. `hooks` sees the scale and the normalised value before the gain."""
-        x_float = x.float()
-        scale = (x_float.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
-        if hooks is None:
-            return (x_float / scale).to(x.dtype) * self.weight
-        return hooks.hook_normalized((x_float / hooks.hook_scale(scale)).to(x.dtype)) * self.weight
+        """Same shape as `x`. `hooks` sees the scale and the normalised value before the gain."""
+        return rms_norm(x, self.weight, self.eps, hooks)
 
 
 class Attention(nn.Module):
@@ -86,17 +82,18 @@ class Attention(nn.Module):
         attend = self._eager if run.eager_attention else self._fused
         z_BTQC = hooks.hook_z(attend(rotated_q_BTQC, k_BSGC, v_BSGC, hooks, run))
         if run.head_results:
-            result_BTQD = torch.einsum("btqc,qcd->btqd", z_BTQC, self.output_weight() * scale)
-            return hooks.hook_result(result_BTQD).sum(2)
-        return self.o_proj(z_BTQC.flatten(2)) * scale
+            result_BTQD: Tensor = hooks.hook_result(
+                torch.einsum("btqc,qcd->btqd", z_BTQC, self.output_weight() * scale)
+            )
+            return result_BTQD.sum(2)
+        update_BTD: Tensor = self.o_proj(z_BTQC.flatten(2))
+        return update_BTD * scale
 
     def output_weight(self) -> Tensor:
         """The output matrix by head, (Q, C, D), without the loop factor."""
         return self.o_proj.weight.T.reshape(self.num_heads, self.head_width, -1)
 
-    def _eager(
-        self, q_BTQC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, hooks: "AttentionHooks", run: Pass
-    ) -> Tensor:
+    def _eager(self, q_BTQC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, hooks: "AttentionHooks", run: Pass) -> Tensor:
         batch, length, _, _ = q_BTQC.shape
         grouped_BTGRC = q_BTQC.unflatten(2, (self.num_kv_heads, -1))
         scores_BQTS = torch.einsum("btgrc,bsgc->bgrts", grouped_BTGRC, k_BSGC).flatten(1, 2) * self.head_width**-0.5
@@ -108,9 +105,7 @@ class Attention(nn.Module):
         grouped_BGRTS = pattern_BQTS.unflatten(1, (self.num_kv_heads, -1))
         return torch.einsum("bgrts,bsgc->btgrc", grouped_BGRTS, v_BSGC).reshape(batch, length, self.num_heads, -1)
 
-    def _fused(
-        self, q_BTQC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, hooks: "AttentionHooks", run: Pass
-    ) -> Tensor:
+    def _fused(self, q_BTQC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, hooks: "AttentionHooks", run: Pass) -> Tensor:
         mask_B1TS = None if run.allowed_BTS is None else run.allowed_BTS[:, None]
         z_BQTC = functional.scaled_dot_product_attention(
             q_BTQC.transpose(1, 2), k_BSGC.transpose(1, 2), v_BSGC.transpose(1, 2),
@@ -131,7 +126,7 @@ class MixtureOfExperts(nn.Module):
         self.w_out = nn.Parameter(torch.empty(config.num_experts, config.width, config.expert_width))
 
     def forward(self, x_BTD: Tensor, *, hooks: "MoEHooks", scale: float, run: Pass) -> tuple[Tensor, Routing]:
-        """The update of one visit with the loop factor inside (B, T, D), and its routing, axes B and T in the place of N."""
+        """The update of one visit, loop factor inside: (B, T, D); and its routing, with axes B and T in place of N."""
         config = self.config
         logits_BTE = hooks.hook_router_logits(self.router(x_BTD).float())
         routing = route(logits_BTE, config.top_k, router=config.router, renormalise=config.renormalise_top_k)
@@ -169,9 +164,20 @@ class Layer(nn.Module):
         return step.hook_resid_post(mid_BTD + step.hook_mlp_out(mlp_out_BTD)), routing
 
 
+def rms_norm(x: Tensor, gain: Tensor, eps: float, hooks: "NormHooks | None") -> Tensor:
+    """The norm itself, statistics in float32, with its hook points if it has any."""
+    x_float = x.float()
+    scale = (x_float.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+    if hooks is None:
+        return (x_float / scale).to(x.dtype) * gain
+    normalised: Tensor = hooks.hook_normalized((x_float / hooks.hook_scale(scale)).to(x.dtype))
+    return normalised * gain
+
+
 def rotate(x_BTHC: Tensor, cos_BTC: Tensor | None, sin_BTC: Tensor | None) -> Tensor:
     """Rotary position embedding on halves of the head width (arXiv:2104.09864, in the half-split layout)."""
     if cos_BTC is None or sin_BTC is None:
         return x_BTHC
     first, second = x_BTHC.chunk(2, -1)
-    return x_BTHC * cos_BTC[:, :, None] + torch.cat((-second, first), -1) * sin_BTC[:, :, None]
+    rotated_BTHC = x_BTHC * cos_BTC[:, :, None] + torch.cat((-second, first), -1) * sin_BTC[:, :, None]
+    return rotated_BTHC.to(x_BTHC.dtype)

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import torch
 import tyro
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -99,8 +99,8 @@ def train(options: TrainOptions) -> Path:
     optimizer = _optimizer(network, options)
     state = _load_state(options.out / STATE, network, optimizer)
     _keep_metrics_before(options.out / METRICS, state.step)
-    started, first = time.perf_counter() - state.seconds, state.step
-    for step in range(first, options.steps):
+    started = time.perf_counter() - state.seconds
+    for step in range(state.step, options.steps):
         samples = mixture.batch(step)
         tokens_BT = torch.from_numpy(samples.ids_NT.astype(np.int64))
         for group in optimizer.param_groups:
@@ -114,12 +114,13 @@ def train(options: TrainOptions) -> Path:
         optimizer.zero_grad()
         state = State(step + 1, extend(state.digest, samples), time.perf_counter() - started)
         last = state.step == options.steps
-        if last or state.step % options.save_every == 0:
-            _save_state(options.out / STATE, network, optimizer, state)
+        # Metrics before the state: a row that is written twice is dropped at resume, one that is missing stays missing.
         if last or state.step % options.evaluate_every == 0:
             scores = evaluate(network, options.mixture)
             _append_metrics(options.out / METRICS, state, tokens_BT.numel(), loss.next_token.item(), scores)
-            _show_progress(options, state, first, loss.next_token.item(), scores)
+            _show_progress(options, state, loss.next_token.item(), scores)
+        if last or state.step % options.save_every == 0:
+            _save_state(options.out / STATE, network, optimizer, state)
     readme = _readme(options, network, mixture, state, evaluate(network, options.mixture, episodes=256))
     network.save_pretrained(checkpoint, readme=readme, dtype=torch.bfloat16)
     return checkpoint
@@ -154,14 +155,16 @@ def _save_state(path: Path, network: LoopedMoE, optimizer: torch.optim.AdamW, st
 def _load_state(path: Path, network: LoopedMoE, optimizer: torch.optim.AdamW) -> State:
     if not path.exists():
         return State()
-    with safe_open(path, framework="pt") as file:
-        where = file.metadata()
-        with torch.no_grad():
+    try:
+        with safe_open(path, framework="pt") as file, torch.no_grad():
+            where = file.metadata()
             for name, weight in network.named_parameters():
                 weight.copy_(file.get_tensor(f"weight/{name}"))
                 optimizer.state[weight] = {
                     key: file.get_tensor(f"{key}/{name}") for key in ("step", "exp_avg", "exp_avg_sq")
                 }
+    except SafetensorError as error:
+        raise UserError(f"{path} must be a whole state of this run; {error}; remove the run to start anew") from None
     return State(int(where["step"]), where["digest"], float(where["seconds"]))
 
 
@@ -187,10 +190,12 @@ def _write_or_compare_run(options: TrainOptions, mixture: TrainingMixture) -> No
 
 
 def _keep_metrics_before(path: Path, step: int) -> None:
-    """Drop rows that a resumed run will write again."""
+    """Drop rows that a resumed run will write again, and a last one that was not written to its end."""
     if path.exists():
-        rows = [line for line in path.read_text(encoding="utf-8").splitlines() if json.loads(line)["step"] <= step]
-        path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+        whole = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+        scratch = path.with_suffix(".writing")
+        scratch.write_text("".join(f"{row}\n" for row in whole if json.loads(row)["step"] <= step), encoding="utf-8")
+        os.replace(scratch, path)
 
 
 def _append_metrics(path: Path, state: State, tokens_per_step: int, loss: float, scores: Evaluation) -> None:
@@ -206,7 +211,7 @@ def _append_metrics(path: Path, state: State, tokens_per_step: int, loss: float,
         file.write(json.dumps(row) + "\n")
 
 
-def _show_progress(options: TrainOptions, state: State, first: int, loss: float, scores: Evaluation) -> None:
+def _show_progress(options: TrainOptions, state: State, loss: float, scores: Evaluation) -> None:
     left = (options.steps - state.step) * state.seconds / state.step
     curve = " ".join(f"k={shots} {match:.2f}" for shots, match in scores.exact_match.items())
     losses = " ".join(f"{domain} {value:.3f}" for domain, value in scores.loss_nats.items())
@@ -229,10 +234,11 @@ def _readme(
         for corpus in mixture.corpora
     )
     command = f"python -m model.train --preset {options.preset} --out runs/{options.preset} --steps {options.steps}"
-    visits = f"layers {network.config.loop_start + 1} to {network.config.loop_stop} run {network.config.num_visits} times"
+    config = network.config
+    visits = f"layers {config.loop_start + 1} to {config.loop_stop} run {config.num_visits} times"
     return f"""# {options.preset}
 
-{parameters:,} parameters, {network.config.num_layers} layers, {visits}; weights stored as bfloat16, trained in float32.
+{parameters:,} parameters, {config.num_layers} layers, {visits}; weights stored as bfloat16, trained in float32.
 
 - tokens: {tokens:,} in {state.step:,} steps of {tokens // state.step:,}
 - token order: `{state.digest}`

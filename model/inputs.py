@@ -1,0 +1,131 @@
+"""What a forward pass reads: tokens or a residual stream, its masks, and what follows from them for every step."""
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+import torch
+from torch import Tensor
+
+from model.hook_names import AttentionPath, Request
+from model.kv_cache import KVCache
+from model.layer import Pass
+from smelt_interp.config import ModelConfig
+from smelt_interp.errors import UserError
+
+
+class PassOptions(TypedDict, total=False):
+    """The keyword arguments of `LoopedMoE.forward`, which says what they mean."""
+
+    segment_start_BT: Tensor | None
+    attention_mask_BT: Tensor | None
+    attention: AttentionPath
+    head_results: bool
+    expert_results: bool
+    start_at: tuple[int, int] | None
+    stop_at: tuple[int, int] | None
+    kv_cache: KVCache | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The input of one pass. `check` it before it is used."""
+
+    values: Tensor
+    """Tokens (B, T), or the residual stream (B, T, D) of a pass that starts at a step."""
+    segment_start_BT: Tensor | None = None
+    attention_mask_BT: Tensor | None = None
+    kv_cache: KVCache | None = None
+
+    @property
+    def held(self) -> int:
+        """Tokens already read, which stand before these."""
+        return 0 if self.kv_cache is None else self.kv_cache.length
+
+    def check(self, config: ModelConfig, request: Request) -> None:
+        """Raise `UserError` for tokens, a stream, masks or a cache that do not fit the network or one another."""
+        if not issubclass(type(self.values), Tensor):  # a text, a list: what is typed at a prompt has no type check
+            got = type(self.values).__name__
+            raise UserError(f"tokens must be a tensor of integers; got {got}; network.to_tokens makes one of a text")
+        if request.from_tokens and (self.values.ndim != 2 or self.values.is_floating_point()):
+            raise UserError(f"tokens must be integers of shape (B, T); got {_kind(self.values)}")
+        if not request.from_tokens and (self.values.ndim != 3 or self.values.shape[-1] != config.width):
+            raise UserError(f"a residual stream must have shape (B, T, {config.width}); got {_kind(self.values)}")
+        batch, length = self.values.shape[:2]
+        if length == 0 or batch == 0:
+            raise UserError(f"inputs must hold at least one token; got shape {tuple(self.values.shape)}")
+        if self.held + length > config.context:
+            raise UserError(f"a row must be at most the context of {config.context} tokens; got {self.held + length}")
+        if request.from_tokens:
+            lowest, highest = (int(bound) for bound in self.values.aminmax())
+            if lowest < 0 or highest >= config.vocab_size:
+                worst = lowest if lowest < 0 else highest
+                raise UserError(f"token ids must be from 0 to {config.vocab_size - 1}; got {worst}")
+        self._check_masks(batch, length)
+        self._check_cache(batch, request)
+
+    def _check_masks(self, batch: int, length: int) -> None:
+        start_BT, mask_BS = self.segment_start_BT, self.attention_mask_BT
+        if start_BT is not None and start_BT.shape != (batch, length):
+            raise UserError(f"segment_start_BT must have the shape {(batch, length)}; got {tuple(start_BT.shape)}")
+        if start_BT is not None and (self.kv_cache is not None or mask_BS is not None):
+            raise UserError("segment_start_BT must come without kv_cache and attention_mask_BT; got both")
+        if start_BT is not None and bool(((start_BT < 0) | (start_BT > torch.arange(length).to(start_BT))).any()):
+            raise UserError("segment_start_BT must lie from 0 to each token's own position; got one outside")
+        if mask_BS is not None and mask_BS.shape != (batch, self.held + length):
+            raise UserError(
+                f"attention_mask_BT must have shape {(batch, self.held + length)}; got {tuple(mask_BS.shape)}"
+            )
+
+    def _check_cache(self, batch: int, request: Request) -> None:
+        if self.kv_cache is None:
+            return
+        if not (request.from_tokens and request.to_logits):
+            raise UserError("a kv_cache must come without start_at and stop_at: every step has a slot to fill")
+        if self.kv_cache.num_steps != request.stop_step:
+            raise UserError(
+                f"a kv_cache must have one slot a step ({request.stop_step}); got {self.kv_cache.num_steps}"
+            )
+        if self.held and self.kv_cache.batch != batch:
+            raise UserError(f"a kv_cache must go on with the batch of {self.kv_cache.batch} it has read; got {batch}")
+
+    def prepare(self, config: ModelConfig, request: Request) -> Pass:
+        """Masks and positions, the same for all steps of the pass."""
+        length, device = self.values.shape[1], self.values.device
+        query_T = torch.arange(self.held, self.held + length, device=device)
+        key_S = torch.arange(self.held + length, device=device)
+        positions_BT, allowed_BTS = query_T[None], None
+        causal_1TS = (key_S <= query_T[:, None])[None]
+        if self.segment_start_BT is not None:
+            positions_BT = query_T - self.segment_start_BT
+            allowed_BTS = causal_1TS & (key_S >= self.segment_start_BT[:, :, None])
+        elif self.attention_mask_BT is not None:
+            real_BS = self.attention_mask_BT.bool()
+            positions_BT = (real_BS.long().cumsum(-1) - 1).clamp(min=0)[:, self.held :]
+            # A padding query sees itself alone: a row without any key would be not-a-number.
+            allowed_BTS = (causal_1TS & real_BS[:, None]) | (key_S == query_T[:, None])
+        elif self.held:
+            allowed_BTS = causal_1TS
+        cos_BTC, sin_BTC = rotary(config, positions_BT)
+        return Pass(
+            allowed_BTS=allowed_BTS,
+            cos_BTC=cos_BTC,
+            sin_BTC=sin_BTC,
+            eager_attention=request.attention == "eager",
+            head_results=request.head_results,
+            expert_results=request.expert_results,
+            kv_cache=self.kv_cache,
+        )
+
+
+def rotary(config: ModelConfig, positions_BT: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """RoPE cosines and sines at the given positions, (B, T, C) each; None without a rotary embedding."""
+    if config.rope_base is None:
+        return None, None
+    halves_C = torch.arange(0, config.head_width, 2, device=positions_BT.device, dtype=torch.float32)
+    angles_BTC = positions_BT[..., None].float() * config.rope_base ** (-halves_C / config.head_width)
+    angles_BTC = torch.cat((angles_BTC, angles_BTC), -1)
+    return angles_BTC.cos(), angles_BTC.sin()
+
+
+def _kind(values: Tensor) -> str:
+    return f"{str(values.dtype).removeprefix('torch.')} {tuple(values.shape)}"
