@@ -12,7 +12,6 @@ without the norm gains, which are less than half of the last printed digit, so `
 """
 
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import tyro
@@ -21,7 +20,8 @@ from smelt_interp import printed
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.plan import plan
-from smelt_interp.presets import PAPER_ATTENDED_TOKENS, PAPER_PAIRS, PAPER_ROWS, causal_mean, pair
+from smelt_interp.presets import PAPER_ATTENDED_TOKENS, PAPER_PAIRS, PAPER_ROWS, causal_mean
+from smelt_interp.selection import Selection
 from smelt_interp.tables import Cell, percent, print_json, print_table
 
 BYTES_PER_ENTRY = 2
@@ -287,44 +287,26 @@ def attention_interval(config: ModelConfig, active: float, total: float) -> tupl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Selection):
     """Count what a network costs, alone or beside the one that it is matched to."""
 
-    pair: str | None = None
-    """A named pair: 100M, 200M, 600M or 1.6B of the paper's grid, or demo."""
-    config: tuple[Path, ...] = ()
-    """One config file (JSON), or two: the network, then the one that it is matched to."""
     attended_tokens: float | Literal["own"] = "own"
-    """Mean positions that a query attends to. own: 390 for the paper's grid, the causal mean over a full sequence,
-    (context + 1) / 2, for any other network."""
+    """Mean positions that a query attends to. own: 390 for the paper's grid, (context + 1) / 2 for any other."""
     json: bool = False
     """Print JSON."""
-
-
-def _networks(options: Options) -> tuple[dict[str, ModelConfig], float | Literal["causal"]]:
-    """The networks to count, the matched one first, and the attended length that is theirs."""
-    if (options.pair is None) == (not options.config):
-        raise UserError(f"a budget must be of either --pair or --config; got {'both' if options.config else 'neither'}")
-    if options.pair is not None:
-        named = pair(options.pair)
-        return {"smelt": named.smelt, "baseline": named.baseline}, named.attended_tokens
-    if len(options.config) > 2:
-        raise UserError(f"--config must name one file or two; got {len(options.config)}")
-    return {str(path): ModelConfig.load(path) for path in options.config}, "causal"
 
 
 def main() -> None:
     """Print the budgets of one network or two, their mismatch, and for the paper's grid the printed geometry."""
     options = tyro.cli(Options, prog="python -m smelt_interp.budget", description=__doc__)
-    configs, own_attended = _networks(options)
-    attended = own_attended if options.attended_tokens == "own" else options.attended_tokens
-    counts = {name: budget(config, attended) for name, config in configs.items()}
-    columns = {name: figures(configs[name], counts[name]) for name in configs}
+    networks = options.networks(options.attended_tokens)
+    counts = [budget(network.config, network.attended_tokens) for network in networks]
+    columns = {network.name: figures(network.config, count) for network, count in zip(networks, counts, strict=True)}
     geometry = printed_geometry(options.pair) if options.pair in PAPER_PAIRS else ()
     report: dict[str, object] = {"budgets": columns}
     notes: list[str] = []
     if len(counts) == 2:
-        found = mismatch(*counts.values())
+        found = mismatch(*counts)
         within = found.within(PAPER_TOLERANCE)
         report["mismatch"] = asdict(found) | {"largest": found.largest, "within_paper_tolerance": within}
         notes.append(

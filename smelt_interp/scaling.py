@@ -225,24 +225,30 @@ def printed_report(options: PrintedOptions) -> Row:
 
 
 def _show(report: Row, interval_says: str) -> None:
-    for title, key, measured in (
-        ("Coefficients", "fits", "coefficients"),
-        ("Compute-optimal frontier", "frontier", ""),
-        ("Compute saved over the baseline at equal loss", "gains", ""),
+    fits, frontier, gains = (report[key] for key in ("fits", "frontier", "gains"))
+    assert isinstance(fits, list)
+    assert isinstance(frontier, list)
+    assert isinstance(gains, list)
+    # One line a coefficient: seven columns of intervals would not fit a terminal.
+    lines = [
+        {**{key: row[key] for key in row if key != "coefficients"}, "coefficient": letter, "value": value}
+        for row in fits
+        for letter, value in row["coefficients"].items()
+    ]
+    for title, rows in (
+        ("Coefficients", lines),
+        ("Compute-optimal frontier", frontier),
+        ("Compute saved over the baseline at equal loss", gains),
     ):
-        rows = report[key]
-        assert isinstance(rows, list)
-        if not rows:
-            continue
-        flat = [row if not measured else {**row, **row[measured]} for row in rows]
-        columns = [name for name in flat[0] if name != measured]
-        print_table(title, columns, [[_cell(row[name]) for name in columns] for row in flat])
+        if rows:
+            columns = list(rows[0])
+            print_table(title, columns, [[_cell(row[name]) for name in columns] for row in rows])
     print(interval_says)
 
 
 def _cell(value: object) -> Cell:
     if isinstance(value, dict):
-        bounds = [compact(bound) if isinstance(bound, float) else "never" for bound in value.values()]
+        bounds = [compact(bound, 4) if isinstance(bound, float) else "never" for bound in value.values()]
         return f"{bounds[0]} [{bounds[1]}, {bounds[2]}]"
     assert isinstance(value, (str, int, float))
     return value

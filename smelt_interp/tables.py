@@ -1,6 +1,7 @@
 """What a command prints: a table for people, JSON for programs, one line of progress on the error stream."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -25,8 +26,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell
         console = Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
-        is_text = all(isinstance(row[index], str) and not _numeric(row[index]) for row in rows)
-        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
+        numeric = all(_is_number(row[index]) or row[index] == "" for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(compact(cell) if not isinstance(cell, str) else cell for cell in row))
     console.print(table, markup=False)
@@ -34,20 +35,20 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell
         console.print(note, markup=False)
 
 
-def _numeric(cell: Cell) -> bool:
-    return isinstance(cell, str) and cell[:1] in "+-0123456789" and any(letter.isdigit() for letter in cell)
+def _is_number(cell: Cell) -> bool:
+    return not isinstance(cell, str) or re.fullmatch(r"[+-]?[\d.]+(e[+-]\d+)?[A-Za-z%]?", cell) is not None
 
 
-def compact(value: float) -> str:
-    """A number as a person reads it: 141.95M, 0.0312, 12."""
+def compact(value: float, digits: int = 6) -> str:
+    """A number as a person reads it, to so many significant digits: 141.953M, 0.0312, 12."""
     if isinstance(value, int) and abs(value) < 100_000:
         return str(value)
-    if abs(value) >= 1e15:
-        return f"{value:.4g}"
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e5, "k")):
+    if abs(value) >= 1e18:
+        return f"{value:.{digits}g}"
+    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e5, "k")):
         if abs(value) >= size:
-            return f"{value / (1e3 if letter == 'k' else size):.6g}{letter}"
-    return f"{value:.6g}"
+            return f"{value / (1e3 if letter == 'k' else size):.{digits}g}{letter}"
+    return f"{value:.{digits}g}"
 
 
 def percent(fraction: float) -> str:
