@@ -80,6 +80,7 @@ def experts(
         tensor.requires_grad for tensor in (x_ND, expert_weights_NK, *weights)
     )
     options = Options(
+        arithmetic=chosen,
         gated=gated,
         summed=True,
         batch_invariant=batch_invariant,
@@ -115,13 +116,14 @@ def experts_traced(
         counts_E = torch.bincount(flat, minlength=weights.w_in.shape[0])
     else:
         options = Options(
+            arithmetic=chosen,
             gated=gated,
             summed=False,
             batch_invariant=batch_invariant,
             keep_pre_activation=True,
             accumulate_into_grad=accumulate_into_grad,
         )
-        slot_NKD, pre_RG, order_R, _, counts_E = run(x_compute_ND, weights_NK, *weights, expert_indices_NK, options)
+        slot_NKD, pre_RG, order_R, counts_E = run(x_compute_ND, weights_NK, *weights, expert_indices_NK, options)
     activation_RF = experts_reference.activation(pre_RG, gated=gated)
     return ExpertTrace(
         sum_slots(slot_NKD).to(x_ND.dtype), slot_NKD.to(x_ND.dtype), pre_RG, activation_RF, order_R, counts_E
@@ -136,7 +138,7 @@ def sum_slots(slot_NKD: Tensor) -> Tensor:
     return total_ND
 
 
-def _backend_for(x: Tensor, backend: Backend) -> Backend:
+def _backend_for(x: Tensor, backend: Backend) -> Literal["reference", "torch", "triton"]:
     if backend == "auto":
         return "triton" if x.device.type == "cuda" else "torch"
     if backend not in get_args(Backend):

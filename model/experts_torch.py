@@ -15,21 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, pad, silu
 
-from smelt_interp.errors import UserError
+from model.experts_layout import InputGradients, LayerOutput, WeightGradients, raise_outside_experts
 
 GROUP_ROWS = 512
 INVARIANT_ROWS = 64
-
-
-class SortedSlots(NamedTuple):
-    """The slots of one call in expert order; slots of one expert keep their order."""
-
-    order_R: Tensor
-    """Flat slot n K + k that sits in each row."""
-    row_NK: Tensor
-    """Row of each slot: the inverse of `order_R`."""
-    counts_E: Tensor
-    """Rows of each expert."""
 
 
 class Group(NamedTuple):
@@ -41,57 +30,32 @@ class Group(NamedTuple):
     sizes: Sequence[int]
 
 
-class WeightGradients(NamedTuple):
-    """Where the gradients of the weights go; None for a frozen matrix."""
-
-    w_in: Tensor | None
-    w_out: Tensor | None
-    accumulate: bool
-    """Add to what is there instead of overwriting it."""
-
-
-class InputGradients(NamedTuple):
-    """Gradients of the layer's inputs; None where none was asked for."""
-
-    x_ND: Tensor | None
-    expert_weights_NK: Tensor | None
-
-
-def sort_slots(expert_indices_NK: Tensor, num_experts: int) -> SortedSlots:
-    """Sort the slots by expert. Raises `UserError` for an id outside 0..E-1."""
-    experts_R, order_R = expert_indices_NK.reshape(-1).sort(stable=True)
-    for bound in (experts_R[:1].tolist(), experts_R[-1:].tolist()):
-        if bound and not 0 <= bound[0] < num_experts:
-            raise UserError(f"expert indices must lie in 0..{num_experts - 1}; got {bound[0]}")
-    row_R = torch.empty_like(order_R)
-    row_R[order_R] = torch.arange(len(order_R), device=order_R.device)
-    return SortedSlots(order_R, row_R.view(expert_indices_NK.shape), torch.bincount(experts_R, minlength=num_experts))
-
-
 def forward(
     x_ND: Tensor,
     expert_weights_NK: Tensor,
     w_in: Tensor,
     w_out: Tensor,
-    slots: SortedSlots,
+    expert_indices_NK: Tensor,
     *,
     gated: bool,
+    summed: bool,
     batch_invariant: bool,
     keep_pre_activation: bool,
-) -> tuple[Tensor, Tensor]:
-    """Weighted expert outputs in row order, and the pre-activations (no rows unless they are to be kept).
+) -> LayerOutput:
+    """See `LayerOutput`. Raises `UserError` for an expert id outside 0..E-1.
 
     With `batch_invariant` each product has exactly `INVARIANT_ROWS` rows, zeros below the real ones, so that nothing
     about a row's arithmetic depends on how many others there are.
     """
-    num_rows, width = slots.order_R.numel(), x_ND.shape[1]
+    order_R, counts_E = _sort(expert_indices_NK, w_in.shape[0])
+    num_rows, width = order_R.numel(), x_ND.shape[1]
     rows_RD = x_ND.new_empty(num_rows, width)
     pre_RG = x_ND.new_empty(num_rows if keep_pre_activation else 0, w_in.shape[1])
-    token_R = slots.order_R // expert_weights_NK.shape[1]
-    weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, slots.order_R)
+    token_R = order_R // expert_weights_NK.shape[1]
+    weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R)
     w_in_E, w_out_E = w_in.transpose(1, 2).unbind(0), w_out.transpose(1, 2).unbind(0)
 
-    for group in _invariant_blocks(slots.counts_E) if batch_invariant else _groups(slots.counts_E):
+    for group in _invariant_blocks(counts_E) if batch_invariant else _groups(counts_E):
         rows = slice(group.start, group.stop)
         inputs_RD, weights_R1 = x_ND.index_select(0, token_R[rows]), weight_R1[rows]
         if batch_invariant:
@@ -107,41 +71,45 @@ def forward(
             rows_RD[rows] = out_RD[: group.stop - group.start]
         if keep_pre_activation:
             pre_RG[rows] = group_pre_RG[: group.stop - group.start]
-    return rows_RD, pre_RG
+    row_NK = _inverse(order_R).view(expert_indices_NK.shape)
+    return LayerOutput(sum_rows(rows_RD, row_NK) if summed else rows_RD[row_NK], pre_RG, order_R, counts_E)
 
 
 def backward(
-    d_out_ND: Tensor,
-    gradient_row_R: Tensor,
+    d_result: Tensor,
     x_ND: Tensor,
     expert_weights_NK: Tensor,
     w_in: Tensor,
     w_out: Tensor,
     pre_RG: Tensor,
-    slots: SortedSlots,
+    order_R: Tensor,
+    counts_E: Tensor,
     destination: WeightGradients,
     *,
     gated: bool,
+    summed: bool,
     needs_x: bool,
     needs_expert_weights: bool,
 ) -> InputGradients:
     """Gradients of x and of the expert weights; those of w_in and w_out are written to `destination`.
 
-    Row r's output has the gradient `d_out_ND[gradient_row_R[r]]`. With A the activation and dA = d_out @ w_out, the
-    gradient of a slot's weight is <dA, A>, so that the slot's output need not be kept.
+    With A the activation and dA = d_out @ w_out, the gradient of a slot's weight is <dA, A>, so that the slot's
+    output need not be kept.
     """
-    token_R = slots.order_R // expert_weights_NK.shape[1]
-    weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, slots.order_R)
+    d_out_MD = d_result.reshape(-1, x_ND.shape[1])
+    d_out_row_R = order_R // expert_weights_NK.shape[1] if summed else order_R
+    token_R = order_R // expert_weights_NK.shape[1]
+    weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R)
     w_in_E, w_out_E = w_in.unbind(0), w_out.unbind(0)
     d_w_in_E = () if destination.w_in is None else destination.w_in.unbind(0)
     d_w_out_E = () if destination.w_out is None else destination.w_out.unbind(0)
     d_x_RD = x_ND.new_empty(len(token_R), x_ND.shape[1]) if needs_x else None
     d_weight_R = x_ND.new_empty(len(token_R))
 
-    for group in _groups(slots.counts_E):
+    for group in _groups(counts_E):
         rows = slice(group.start, group.stop)
         d_out_RD, group_pre_RG, weights_R1 = (
-            d_out_ND.index_select(0, gradient_row_R[rows]),
+            d_out_MD.index_select(0, d_out_row_R[rows]),
             pre_RG[rows],
             weight_R1[rows],
         )
@@ -171,13 +139,13 @@ def backward(
             _add_weight_gradients(d_pre_RG, inputs_RD, d_w_in_E, group, destination.accumulate)
 
     if not destination.accumulate:
-        for idle in (slots.counts_E == 0).nonzero().flatten().tolist():
+        for idle in (counts_E == 0).nonzero().flatten().tolist():
             for d_matrix_E in (d_w_in_E, d_w_out_E):
                 if d_matrix_E:
                     d_matrix_E[idle].zero_()
+    row_NK = _inverse(order_R).view(expert_weights_NK.shape)
     return InputGradients(
-        None if d_x_RD is None else sum_rows(d_x_RD, slots.row_NK),
-        d_weight_R[slots.row_NK] if needs_expert_weights else None,
+        None if d_x_RD is None else sum_rows(d_x_RD, row_NK), d_weight_R[row_NK] if needs_expert_weights else None
     )
 
 
@@ -187,17 +155,19 @@ def tangent(
     w_in: Tensor,
     w_out: Tensor,
     tangents: tuple[Tensor, Tensor, Tensor, Tensor],
-    slots: SortedSlots,
+    order_R: Tensor,
+    counts_E: Tensor,
     *,
     gated: bool,
+    summed: bool,
 ) -> Tensor:
-    """The directional derivative of the weighted expert outputs, in row order, for tangents of the four inputs."""
+    """The directional derivative of `LayerOutput.result` for tangents of the four inputs."""
     t_x_ND, t_weights_NK, t_w_in, t_w_out = tangents
-    token_R = slots.order_R // expert_weights_NK.shape[1]
-    weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, slots.order_R)
-    t_weight_R1 = t_weights_NK.reshape(-1, 1).index_select(0, slots.order_R)
+    token_R = order_R // expert_weights_NK.shape[1]
+    weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R)
+    t_weight_R1 = t_weights_NK.reshape(-1, 1).index_select(0, order_R)
     t_rows_RD = x_ND.new_empty(len(token_R), x_ND.shape[1])
-    for group in _groups(slots.counts_E):
+    for group in _groups(counts_E):
         start = group.start
         for expert, size in zip(group.experts, group.sizes, strict=True):
             rows = slice(start, start + size)
@@ -211,7 +181,8 @@ def tangent(
             t_w_out_FD = t_w_out[expert].to(x_ND.dtype).t()
             t_rows_RD[rows] = t_weighted_RF @ w_out_FD + (act_RF * weight_R1[rows]) @ t_w_out_FD
             start += size
-    return t_rows_RD
+    row_NK = _inverse(order_R).view(expert_weights_NK.shape)
+    return sum_rows(t_rows_RD, row_NK) if summed else t_rows_RD[row_NK]
 
 
 def activation(pre_RG: Tensor, *, gated: bool) -> Tensor:
@@ -232,6 +203,21 @@ def sum_rows(rows_RD: Tensor, row_NK: Tensor) -> Tensor:
     for row_N in row_NK.unbind(1)[1:]:
         total_ND += rows_RD[row_N]
     return total_ND
+
+
+def _sort(expert_indices_NK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
+    """Slots in expert order, and how many each expert has."""
+    experts_R, order_R = expert_indices_NK.reshape(-1).sort(stable=True)
+    if len(experts_R):
+        raise_outside_experts(int(experts_R[0]), int(experts_R[-1]), num_experts)
+    return order_R, torch.bincount(experts_R, minlength=num_experts)
+
+
+def _inverse(order_R: Tensor) -> Tensor:
+    """Row of each slot."""
+    row_R = torch.empty_like(order_R)
+    row_R[order_R] = torch.arange(len(order_R), device=order_R.device)
+    return row_R
 
 
 def _groups(counts_E: Tensor) -> Iterator[Group]:
