@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, make_dataclass
 from functools import partial
+from html import escape
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -34,9 +35,10 @@ class Output:
     json: bool = False
     """Print the result as JSON instead of a table."""
     out: Path | None = None
-    """Folder to write the figure (HTML), the rows (CSV) and the result (JSON) to."""
+    """Folder to write the figures (HTML), the rows (CSV) and the result (JSON) to."""
     level: Level = "headline"
-    """Rows of the table: headline; layer adds one a step; head adds one a step and head. CSV and JSON have all."""
+    """Rows of the table: headline; layer adds one a step, split parts of the samples; head adds one a step and head.
+    CSV and JSON have all."""
 
 
 class Arguments(Protocol):
@@ -202,14 +204,14 @@ def _beside_capture(capture: Path, name: str, document: dict[str, object]) -> Pa
 
 
 def write_folder(folder: Path, name: str, probe: Probe, measured: Sequence[Measured], text: str) -> None:
-    """PROBE.json, and for each data set PROBE-DATA.csv and one figure a network."""
+    """PROBE.json, PROBE-DATA.csv for each data set, and PROBE.html with a figure for each data set and network."""
     report.write_atomically(folder / f"{name}.json", text)
+    figures: list[str] = []
     for each in measured:
-        stem = f"{name}-{Path(each.data.name).stem}"
-        report.write_atomically(folder / f"{stem}.csv", report.csv_text(each.rows()))
+        report.write_atomically(folder / f"{name}-{Path(each.data.name).stem}.csv", report.csv_text(each.rows()))
         for network, result in zip(each.networks, each.results, strict=True):
             drawn = probe.figure(result)
             drawn.update_layout(title=f"{probe.TITLE}: {network.name} on {each.data.name}")
-            beside = "" if network is each.networks[0] else f"-{Path(network.name).name}"
-            html = drawn.to_html(include_plotlyjs=True, full_html=True)
-            report.write_atomically(folder / f"{stem}{beside}.html", html)
+            figures.append(drawn.to_html(include_plotlyjs=not figures, full_html=False))
+    page = f'<!doctype html><meta charset="utf-8"><title>{escape(probe.TITLE)}</title>\n'
+    report.write_atomically(folder / f"{name}.html", page + "\n".join(figures) + "\n")

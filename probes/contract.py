@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 Cell = str | int | float | None
 Row = dict[str, Cell]
-Level = Literal["headline", "layer", "head"]
-"""headline: one row a quantity and visit, means over the looped layers. layer: one a step. head: one a step and head
-(or another unit of a step)."""
+Level = Literal["headline", "layer", "split", "head"]
+"""headline: one row a quantity and visit, means over the looped layers. layer: one a step. split: a part of the
+samples. head: one a step and head (or another unit of a step)."""
 NULL_PREFIX = "null_"
 NEEDS_TWO_VISITS = "needs two visits: this network visits each layer once"
 """The note of a row that compares visits, on a Baseline; its value is None."""
@@ -134,9 +134,14 @@ class SampleSums:
         self._ids.append(np.asarray(sample_ids))
         self._sums.append(sums)
 
+    @property
+    def empty(self) -> bool:
+        """Whether no sample was added."""
+        return not sum(len(ids) for ids in self._ids)
+
     def finish(self) -> tuple[NDArray[np.int64], dict[str, NDArray[np.generic]]]:
         """Sample ids (N,), ascending, and each sum (N, ...). Raises UserError without samples or with one twice."""
-        if not self._ids or not sum(len(ids) for ids in self._ids):
+        if self.empty:
             raise UserError("samples to measure must be at least one; got 0")
         ids_N = np.concatenate(self._ids)
         order_N = np.argsort(ids_N)

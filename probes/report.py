@@ -14,7 +14,8 @@ from rich.table import Table
 from probes.contract import NULL_PREFIX, Cell, Level, Row
 from smelt_interp.errors import UserError
 
-LEVELS: tuple[Level, ...] = ("headline", "layer", "head")
+RANK: dict[Level, int] = {"headline": 0, "layer": 1, "split": 1, "head": 2}
+"""A table of one level shows the rows of every level up to its rank."""
 OTHER_PREFIX = "in_"
 """Before the name of another network, in the columns that hold what that network has for the same row."""
 NEEDS_TWO_VISITS = "needs two visits"
@@ -56,16 +57,11 @@ def beside(rows: Sequence[Row], other: Sequence[Row], name: str, *, once: bool) 
     for row in rows:
         visit = row.get("visit")
         match = theirs.get(_key(row, names, 1 if once and isinstance(visit, int) else visit))
-        compares = isinstance(visit, str) and visit != ""
+        value, low, high = (match["value"], match["low"], match["high"]) if match else (None, None, None)
+        if once and isinstance(visit, str) and value is None:
+            value = NEEDS_TWO_VISITS
         column = OTHER_PREFIX + name
-        joined.append(
-            {
-                **row,
-                column: match["value"] if match else NEEDS_TWO_VISITS if once and compares else None,
-                f"{column}_low": match["low"] if match else None,
-                f"{column}_high": match["high"] if match else None,
-            }
-        )
+        joined.append({**row, column: value, f"{column}_low": low, f"{column}_high": high})
     return joined
 
 
@@ -73,8 +69,9 @@ def beside(rows: Sequence[Row], other: Sequence[Row], name: str, *, once: bool) 
 
 
 def table(rows: Sequence[Row], title: str, others: Sequence[str], level: Level) -> Table:
-    """A terminal table of the rows up to `level`: value with its interval, nulls, other networks, n, notes."""
-    shown = [row for row in rows if LEVELS.index(_level(row)) <= LEVELS.index(level)]
+    """A terminal table of the rows up to `level`: value with its interval, nulls, other networks (their
+    intervals are in CSV and JSON), n, notes."""
+    shown = [row for row in rows if RANK[_level(row)] <= RANK[level]]
     keys, nulls = keys_of(shown), nulls_of(shown)
     drawn = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
     for key in keys:
@@ -90,9 +87,11 @@ def table(rows: Sequence[Row], title: str, others: Sequence[str], level: Level) 
         drawn.add_column("note", overflow="fold")
     for row in shown:
         cells = [_text(row.get(key)) for key in keys]
-        cells.append(_interval(row, "value", "low", "high"))
+        cells.append(
+            _text(row["value"]) + ("" if row["low"] is None else f" [{_text(row['low'])}, {_text(row['high'])}]")
+        )
         cells += [_text(row.get(null)) for null in nulls]
-        cells += [_interval(row, *(f"{OTHER_PREFIX}{name}{end}" for end in ("", "_low", "_high"))) for name in others]
+        cells += [_text(row.get(OTHER_PREFIX + name)) for name in others]
         cells.append(_text(row["n"]))
         drawn.add_row(*cells, *([_text(row["note"])] if has_notes else []))
     return drawn
@@ -108,22 +107,13 @@ def print_tables(tables: Iterable[Table], lines: Iterable[str]) -> None:
 
 
 def _level(row: Row) -> Level:
-    for level in LEVELS:
-        if row["level"] == level:
-            return level
-    raise ValueError(f"a row's level must be one of {LEVELS}; got {row['level']}")
-
-
-def _interval(row: Row, value: str, low: str, high: str) -> str:
-    if row.get(low) is None:
-        return _text(row.get(value))
-    return f"{_text(row[value])} [{_text(row[low])}, {_text(row[high])}]"
+    return next(level for level in RANK if level == row["level"])
 
 
 def _text(cell: Cell) -> str:
     if cell is None:
         return "-"
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
 
 
 def csv_text(rows: Sequence[Row]) -> str:

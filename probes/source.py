@@ -1,16 +1,17 @@
 """Where a probe's batches come from: a checkpoint that runs, or a capture that was recorded.
 
-The one file of `probes/` that opens a checkpoint, by an import inside `_checkpoint`: a capture needs no torch.
+The one file of `probes/` that opens a checkpoint; `model` and `cache.record` are imported when one is opened, since a
+capture needs no torch.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cache.batch import Batch
 from probes.contract import Cell
@@ -19,6 +20,9 @@ from smelt_interp.datasets import DataOptions, load_samples
 from smelt_interp.dyck import Pairing, Rendering
 from smelt_interp.errors import UserError
 from smelt_interp.samples import Samples
+
+if TYPE_CHECKING:
+    from model.network import LoopedMoE
 
 UNTRAINED = "untrained"
 _DATA = DataOptions()
@@ -61,9 +65,6 @@ class DataSet:
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
-
-
-RunBatches = Callable[[Samples, tuple[str, ...], int], Iterator[Batch]]
 
 
 class DataChoice(Protocol):
@@ -156,44 +157,36 @@ def _checkpoint(path: Path, batch_size: int) -> Network:
     """A checkpoint folder, loaded now, run when its batches are read. Raises UserError as `from_pretrained` does."""
     if not path.is_dir():  # said before torch is imported, which takes seconds
         raise UserError(f"a checkpoint must be a folder; got {path}, which is none: a capture is opened by --capture")
-    from cache.record import run_batches
     from model.network import LoopedMoE
 
-    network = LoopedMoE.from_pretrained(path)
-    sha = hashlib.sha256()
-    for file in ("config.json", "model.safetensors"):
-        sha.update((path / file).read_bytes())
-    described: dict[str, Cell] = {"checkpoint": str(path), "digest": sha.hexdigest()}
-    return Network(
-        name=path.resolve().name,
-        config=network.config,
-        described=described,
-        batches=partial(_run_parts, partial(run_batches, network), batch_size),
-    )
+    return _running(path.resolve().name, LoopedMoE.from_pretrained(path), {"checkpoint": str(path)}, batch_size)
 
 
 def _untrained(config: ModelConfig, seed: int, batch_size: int) -> Network:
     """The network of this config with random weights."""
-    from cache.record import run_batches
     from model.network import LoopedMoE
 
     network = LoopedMoE(config, seed=seed).eval()
+    return _running(UNTRAINED, network, {UNTRAINED: True, "seed": seed}, batch_size)
+
+
+def _running(name: str, network: "LoopedMoE", described: dict[str, Cell], batch_size: int) -> Network:
+    from cache.record import run_batches, weights_digest
+
+    def batches(data: DataSet, suffixes: tuple[str, ...]) -> Iterator[Batch]:
+        first = 0
+        for part in data.parts:
+            for batch in run_batches(network, part, suffixes, batch_size=batch_size):
+                yield replace(batch, sample_ids=batch.sample_ids + first)
+            first += len(part)
+
     return Network(
-        name=UNTRAINED,
-        config=config,
-        described={"weights": "random", "seed": seed, "untrained": True},
-        batches=partial(_run_parts, partial(run_batches, network), batch_size),
-        untrained=True,
+        name=name,
+        config=network.config,
+        described={**described, "weights": weights_digest(network)},
+        batches=batches,
+        untrained=name == UNTRAINED,
     )
-
-
-def _run_parts(run: RunBatches, batch_size: int, data: DataSet, suffixes: tuple[str, ...]) -> Iterator[Batch]:
-    """The batches of every part, sample ids counted through all parts."""
-    first = 0
-    for part in data.parts:
-        for batch in run(part, suffixes, batch_size):
-            yield replace(batch, sample_ids=batch.sample_ids + first)
-        first += len(part)
 
 
 def _captured(path: Path, batch_size: int) -> Network:
@@ -217,8 +210,11 @@ def _captured(path: Path, batch_size: int) -> Network:
             if len(which):
                 yield batch if len(which) == len(batch.samples) else take(batch, which)
 
-    untrained = bool(capture.request.get(UNTRAINED, False))
-    described: dict[str, Cell] = {"capture": str(path), "digest": capture.digest, "untrained": untrained}
+    untrained = bool(capture.request.get(UNTRAINED))
+    weights = str(capture.request.get("weights", ""))
+    described: dict[str, Cell] = {
+        "capture": str(path), "digest": capture.digest, UNTRAINED: untrained, "weights": weights
+    }  # fmt: skip
     return Network(
         name=path.stem,
         config=capture.config,
@@ -229,7 +225,7 @@ def _captured(path: Path, batch_size: int) -> Network:
     )
 
 
-def take(batch: Batch, which: np.ndarray[tuple[int], np.dtype[np.intp]]) -> Batch:
+def take(batch: Batch, which: NDArray[np.intp]) -> Batch:
     """The chosen samples of a batch, with their ids."""
     return replace(
         batch,
