@@ -93,6 +93,14 @@ def test_prefixes_are_uniform_given_total_and_open_brackets():
         assert max(abs(count - expected) for count in counts.values()) < 5 * np.sqrt(expected)
 
 
+def test_short_sequences_end_with_as_many_open_brackets_as_they_can():
+    uniform = stream()
+    for total, most in ((4, 2), (6, 3), (12, 3)):
+        counts = Counter(len(draw_shot(uniform, ")]", total, total).answer) for _ in range(600))
+        assert sorted(counts) == list(range(1, most + 1))
+        assert min(counts.values()) > 600 / most - 5 * np.sqrt(600 / most)
+
+
 def test_roles_mark_the_parts_of_both_renderings():
     for rendering, question_end in (("full", "Output: "), ("compact", ":")):
         samples = dyck_samples(DyckOptions(rendering=rendering, shots=2, context=300), 3)
@@ -147,13 +155,14 @@ def test_the_largest_number_of_shots_always_fits_and_one_more_is_refused(renderi
 
 
 def test_filled_rows_are_full_of_whole_shots_but_the_last():
-    samples = filled_rows(30, 160, "episode", 12, np.random.default_rng(0))
-    assert samples.ids_NT.shape == (30, 160)
-    assert (samples.length_N == 160).all()
+    samples = filled_rows(100, 161, "episode", 12, np.random.default_rng(0))
+    assert samples.ids_NT.shape == (100, 161)
+    assert (samples.length_N == 161).all()
     assert (samples.ids_NT[:, 0] == BOS).all()
     assert set(np.unique(samples.role_NT[:, 1:])) == {Role.DEMONSTRATION_INPUT, Role.DEMONSTRATION_ANSWER}
+    assert (samples.ids_NT[:, -1] == ord("\n")).any()  # rows that end with a whole shot count it
     longest = set()
-    for row in range(30):
+    for row in range(100):
         shots = shots_of(samples, row)
         assert len(shots) == samples.episode_N["shots"][row]
         assert 9 <= len(shots) <= 26

@@ -25,10 +25,10 @@ def test_packed_documents_come_back_whole_and_in_order(sizes):
 
 
 def test_worked_layout():
-    packed = pack([document(number, size) for number, size in enumerate([3, 2, 4, 1])], 6, b"text")
-    assert packed.ids_NT.tolist() == [[0, 0, 0, 1, 1, 258], [2, 2, 2, 2, 3, 258]]
-    assert packed.segment_start_NT.tolist() == [[0, 0, 0, 3, 3, 5], [0, 0, 0, 0, 4, 5]]
-    assert packed.length_N.tolist() == [5, 5]
+    packed = pack([document(number, size) for number, size in enumerate([3, 2, 4, 2])], 6, b"text")
+    assert packed.ids_NT.tolist() == [[0, 0, 0, 1, 1, 258], [2, 2, 2, 2, 3, 3]]
+    assert packed.segment_start_NT.tolist() == [[0, 0, 0, 3, 3, 5], [0, 0, 0, 0, 4, 4]]
+    assert packed.length_N.tolist() == [5, 6]
     assert packed.role_NT[0].tolist() == [Role.TEXT] * 5 + [Role.PAD]
     assert packed.episode_N["shots"].tolist() == [-1, -1]
 
