@@ -1,13 +1,26 @@
 """The shape of a looped Mixture-of-Experts transformer: one frozen record, its rules, and its JSON form."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Literal, Self, get_args
 
 from smelt_interp.errors import UserError
 
 RouterKind = Literal["softmax", "sigmoid"]
+_COUNTS = (
+    "num_layers",
+    "width",
+    "num_heads",
+    "num_kv_heads",
+    "head_width",
+    "num_experts",
+    "top_k",
+    "expert_width",
+    "vocab_size",
+    "context",
+    "num_visits",
+)
 
 
 def default_loop_scale(num_visits: int) -> float:
@@ -66,10 +79,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             _check_type(field.name, getattr(self, field.name), str(field.type))
-        for name in (
-            "num_layers width num_heads num_kv_heads head_width num_experts top_k expert_width vocab_size context "
-            "num_visits"
-        ).split():
+        for name in _COUNTS:
             _require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
         _require(
             self.num_heads % self.num_kv_heads == 0,
@@ -102,8 +112,7 @@ class ModelConfig:
     def from_json(cls, values: dict[str, object]) -> Self:
         """The config with exactly these values; unknown or missing keys raise `UserError`."""
         known = {field.name for field in fields(cls)}
-        required = known - {"norm_eps", "rope_base", "qk_norm", "gated_experts", "router", "renormalise_top_k",
-                            "tied_unembedding"}  # fmt: skip
+        required = {field.name for field in fields(cls) if field.default is MISSING}
         if unknown := sorted(set(values) - known):
             raise UserError(f"config keys must be fields of ModelConfig; got {', '.join(unknown)}")
         if missing := sorted(required - set(values)):

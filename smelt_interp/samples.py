@@ -25,9 +25,16 @@ class Role(IntEnum):
     TEXT = 7
 
 
-EPISODE = np.dtype([("shots", np.int16), ("depth", np.int16), ("answer_length", np.int16), ("episode_pairing", np.bool_),
-                    ("pair_shown", np.bool_)])  # fmt: skip
-"""One Dyck episode: shots before the query, bracket depth of the query, tokens of its answer, whether closers were
+EPISODE = np.dtype(
+    [
+        ("shots", np.int16),
+        ("depth", np.int16),
+        ("answer_length", np.int16),
+        ("episode_pairing", np.bool_),
+        ("pair_shown", np.bool_),
+    ]
+)
+"""One Dyck episode: shots before the query, bracket depth of the query, closers in its answer, whether closers were
 permuted for the episode, and whether the query's own prefix already shows a pair that the answer needs. Rows that
 are not Dyck episodes have shots = -1."""
 
