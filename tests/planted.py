@@ -160,3 +160,10 @@ def same_numbers(left: list[dict[str, object]], right: list[dict[str, object]], 
         )
         for a, b in zip(left, right, strict=True)
     )
+
+
+def pick(rows: list[dict[str, object]], **where: object) -> dict[str, object]:
+    """The one row whose columns have these values."""
+    found = [row for row in rows if all(row.get(name) == value for name, value in where.items())]
+    assert len(found) == 1, f"{len(found)} rows for {where}"
+    return found[0]
