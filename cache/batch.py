@@ -32,3 +32,5 @@ class Batch:
     """Arrays with the axes of `smelt_interp.sites.SITES`, B first; the head axis holds the heads that were kept."""
     heads: Mapping[str, tuple[int, ...]]
     """For each suffix with a head axis, the numbers of the heads that were kept, in order."""
+    bfloat16: frozenset[str] = frozenset()
+    """Suffixes whose values are bfloat16 numbers in the network; the arrays hold them as float32, unchanged."""

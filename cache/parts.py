@@ -1,0 +1,323 @@
+"""A capture while it is recorded: a folder of finished parts, resumed after any end, joined into one file at the last.
+
+`NAME.parts/` holds `request.json` and one small HDF5 file a batch, `FIRST-SHA256.h5`: the position of its first sample
+and the digest of its bytes. A part is built in memory, written with one plain write, flushed to the disk, and only
+then given its name, so what has a name is whole. The parts of one request make the same capture whichever run wrote
+them. At the end their chunks are copied, still compressed, into one file inside the folder, which is read back,
+digested, and moved to `NAME.h5`.
+"""
+
+import hashlib
+import io
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from errno import EDQUOT, EFBIG, ENOSPC
+from pathlib import Path
+from typing import NamedTuple
+
+import h5py
+import numpy as np
+
+from cache.batch import Batch
+from cache.layout import (
+    LIBRARY_FORMAT,
+    SCHEMA,
+    TOKEN_COLUMNS,
+    TOKEN_TYPES,
+    VERSION,
+    Contents,
+    Precision,
+    create_site,
+    part_image,
+)
+from cache.selection import Kept
+from cache.store import REQUEST_FILE, Capture, parts_folder, sidecar
+from cache.verify import verify_contents
+from smelt_interp.errors import UserError
+from smelt_interp.plan import plan
+from smelt_interp.samples import concatenate
+from smelt_interp.sites import SITES
+from smelt_interp.tokenizer import PAD, decode_bytes
+
+
+class Part(NamedTuple):
+    """A finished part."""
+
+    first: int
+    """Position of its first sample in the capture."""
+    num_samples: int
+    """Samples that it holds."""
+    path: Path
+
+
+class Recording:
+    """A capture that is being recorded, or was before and is gone on with.
+
+    Raises UserError for a name that does not end in .h5, a folder that cannot be written, and a file or parts of
+    another request under the same name. `finished` says that the very capture is already there.
+    """
+
+    def __init__(self, out: Path, contents: Contents, command: str = "") -> None:
+        if out.suffix != ".h5":
+            raise UserError(f"a capture's name must end in .h5; got {out}")
+        self.out = out
+        self.contents = contents
+        self.command = command
+        self.folder = parts_folder(out)
+        self.finished = out.exists()
+        self._digest = contents.digest()
+        self._parts: dict[int, Part] = {}
+        if self.finished:
+            if Capture(out).contents_digest != self._digest:
+                raise UserError(f"a capture must not replace another; {out} holds one of another request: rename it")
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return
+        self._open_folder()
+        for part in self._found():
+            self._parts[part.first] = part
+
+    def missing(self, batch_size: int) -> list[range]:
+        """The batches of `batch_size` positions that no finished part holds, in order."""
+        num_samples = len(self.contents.samples)
+        blocks = [range(i, min(i + batch_size, num_samples)) for i in range(0, num_samples, batch_size)]
+        return [block for block in blocks if block.start not in self._parts]
+
+    def add(self, batch: Batch) -> None:
+        """Write the batch as a finished part. Its samples must be the next ones after its first in the capture."""
+        contents, count = self.contents, len(batch.samples)
+        first = int(np.searchsorted(contents.sample_ids, batch.sample_ids[0]))
+        expected = slice(first, first + count)
+        if not np.array_equal(contents.sample_ids[expected], batch.sample_ids) or not np.array_equal(
+            contents.samples.ids_NT[expected], batch.samples.ids_NT
+        ):
+            raise UserError(f"a batch must hold consecutive samples of its capture; got {batch.sample_ids.tolist()}")
+        image = part_image(contents, batch)
+        path = self.folder / f"{first:08d}-{hashlib.sha256(image).hexdigest()}.h5"
+        write_whole(path, image)
+        self._parts[first] = Part(first, count, path)
+
+    def finish(self) -> Capture:
+        """Join the parts into the capture, verify it, move it to its name, remove the parts."""
+        if self.finished:
+            return Capture(self.out)
+        whole = self.folder / "whole.partial"
+        self._join(whole)
+        verify_contents(whole)
+        with whole.open("rb") as file:
+            os.fsync(file.fileno())
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        write_whole(sidecar(self.out), f"{digest}  {self.out.name}\n".encode())
+        os.replace(whole, self.out)
+        _sync_folder(self.out.parent)
+        shutil.rmtree(self.folder)
+        self.finished = True
+        return Capture(self.out)
+
+    def _open_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            request = self.folder / REQUEST_FILE
+            if not request.exists():
+                if any(self.folder.glob("*.h5")):
+                    raise UserError(f"{self.folder} must hold the parts of one recording; got no {REQUEST_FILE} in it")
+                document = {"digest": self._digest, "request": self.contents.request(), "command": self.command}
+                write_whole(request, json.dumps(document, indent=1).encode())
+            stored = json.loads(request.read_text(encoding="utf-8"))
+        except OSError as error:
+            if error.errno in (ENOSPC, EDQUOT, EFBIG):
+                raise
+            raise UserError(f"the output folder must be writable; got {self.out.parent}: {error.strerror}") from None
+        except json.JSONDecodeError:
+            stored = {}
+        if stored.get("digest") != self._digest:
+            ours = json.loads(self.contents.request_json())
+            theirs = stored.get("request", {})
+            differ = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)] or ["config"]
+            raise UserError(
+                f"parts to go on with must be of the same request; {self.folder} differs in {', '.join(differ)}: "
+                "remove it or choose another name"
+            )
+
+    def _found(self) -> list[Part]:
+        """The parts in the folder whose bytes are what their name says; others are removed."""
+        found = []
+        for path in sorted(self.folder.glob("*-*.h5")):
+            first, _, digest = path.stem.partition("-")
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() != digest:
+                path.unlink()
+                continue
+            with h5py.File(io.BytesIO(data), "r") as file:
+                found.append(Part(int(first), len(file["logprob"]), path))
+        return found
+
+    def _join(self, whole: Path) -> None:
+        parts = [self._parts[first] for first in sorted(self._parts)]
+        ends = [0, *(part.first + part.num_samples for part in parts)]
+        if [part.first for part in parts] != ends[:-1] or ends[-1] != len(self.contents.samples):
+            raise UserError(f"a capture must have all its samples before it is joined; got {len(parts)} parts")
+        disk = _Disk(whole, "w+")
+        try:
+            with h5py.File(disk, "w", libver=LIBRARY_FORMAT) as file:
+                _write_head(file, self.contents, self.command)
+                for part in parts:
+                    _copy(part, file, len(self.contents.samples))
+                    disk.check()
+        finally:
+            disk.close()
+            disk.check()
+
+
+def write_capture(
+    out: Path,
+    batches: Sequence[Batch],
+    *,
+    dtype: Precision = "float16",
+    source: dict[str, object] | None = None,
+    command: str = "",
+) -> Capture:
+    """Write batches that are at hand as a capture, the way `cache.record` does.
+
+    Sites, steps and heads are those of the first batch; all must have the same. The batches are in the order of their
+    sample ids. Raises UserError as `Recording` does.
+    """
+    if not batches:
+        raise UserError("batches to write must be at least one; got 0")
+    batch = batches[0]
+    suffixes = [suffix for suffix in SITES if any(suffix == recorded for _, recorded in batch.sites)]
+    contents = Contents(
+        config=batch.config,
+        samples=concatenate([each.samples for each in batches], PAD),
+        sample_ids=np.concatenate([each.sample_ids for each in batches]),
+        sites={
+            suffix: Kept(
+                tuple(sorted(step for step, recorded in batch.sites if recorded == suffix)),
+                batch.heads.get(suffix, ()),
+            )
+            for suffix in suffixes
+        },
+        precision=dtype,
+        source=source or {},
+    )
+    recording = Recording(out, contents, command)
+    if not recording.finished:
+        for each in batches:
+            recording.add(each)
+    return recording.finish()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that has its name only when all of it is on the disk."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with scratch.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put the names in a folder on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _Disk(io.FileIO):
+    """The file that HDF5 writes to. It never sees a write fail, because a failed write inside the library can end the
+    process: the first failure, or Ctrl-C, is kept for `check`, and later writes are dropped."""
+
+    failure: OSError | KeyboardInterrupt | None = None
+
+    def write(self, data: "bytes | memoryview") -> int:  # type: ignore[override]
+        view = memoryview(data).cast("B")
+        length = len(view)
+        try:
+            while self.failure is None and view:
+                view = view[super().write(view) :]
+        except (OSError, KeyboardInterrupt) as failure:
+            self.failure = failure
+        return length
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the length of the file, unless something has failed."""
+        try:
+            return self.tell() if self.failure else super().truncate(size)
+        except (OSError, KeyboardInterrupt) as failure:
+            self.failure = failure
+            return self.tell()
+
+    def check(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if self.failure is not None:
+            raise self.failure
+
+
+def _write_head(file: h5py.File, contents: Contents, command: str) -> None:
+    """Attributes, tokens and steps."""
+    samples = contents.samples
+    file.attrs["schema"] = np.bytes_(SCHEMA)
+    file.attrs["version"] = np.int64(VERSION)
+    for name, text in (
+        ("config", contents.config_json()),
+        ("request", contents.request_json()),
+        ("command", command),
+    ):
+        file.attrs[name] = np.bytes_(text.encode())
+    tokens = file.create_group("tokens")
+    arrays = {
+        "ids": samples.ids_NT,
+        "role": samples.role_NT,
+        "segment_start": samples.segment_start_NT,
+        "length": samples.length_N,
+        "domain": samples.domain_N,
+        "episode": samples.episode_N,
+        "sample_id": contents.sample_ids,
+    }
+    for name, array in arrays.items():
+        data = np.asarray(array, TOKEN_TYPES[name])
+        rows = min(len(data), 64 if name in TOKEN_COLUMNS else 4096)
+        tokens.create_dataset(name, data=data, chunks=(rows, *data.shape[1:]), fletcher32=True)
+    texts = [decode_bytes(ids_T[:length]) for ids_T, length in zip(samples.ids_NT, samples.length_N, strict=True)]
+    text = tokens.create_group("text")
+    text.create_dataset("offsets", data=np.cumsum([0, *map(len, texts)]), fletcher32=True)
+    joined = np.frombuffer(b"".join(texts), np.uint8)
+    text.create_dataset("bytes", data=joined, fletcher32=joined.size > 0)
+    steps = np.array(plan(contents.config), np.int64)
+    group = file.create_group("steps")
+    group.create_dataset("layer", data=steps[:, 0], fletcher32=True)
+    group.create_dataset("visit", data=steps[:, 1], fletcher32=True)
+
+
+def _copy(part: Part, file: h5py.File, num_samples: int) -> None:
+    """Copy a part's chunks as they are, each to its place along the axis of samples."""
+    data = part.path.read_bytes()
+    if hashlib.sha256(data).hexdigest() not in part.path.name:
+        raise UserError(f"a part must be as it was written; {part.path} has changed: run the command again")
+    with h5py.File(io.BytesIO(data), "r") as source:
+        for name, dataset in source.items():
+            is_site = name in SITES
+            axis = 1 if is_site else 0
+            if name not in file:
+                shape = (*dataset.shape[:axis], num_samples, *dataset.shape[axis + 1 :])
+                if is_site:
+                    target = create_site(file, name, shape, dataset.dtype)
+                else:
+                    target = file.create_dataset(name, shape, dataset.dtype, chunks=dataset.chunks, fletcher32=True)
+                for key, value in dataset.attrs.items():
+                    target.attrs[key] = value
+            target = file[name]
+            if dataset.dtype != target.dtype:
+                raise UserError(f"{name} must be of one type in every batch; got {target.dtype} and {dataset.dtype}")
+            for offset in itertools.product(*map(range, (0,) * dataset.ndim, dataset.shape, dataset.chunks)):
+                filters, chunk = dataset.id.read_direct_chunk(offset)
+                place = (*offset[:axis], part.first + offset[axis], *offset[axis + 1 :])
+                target.id.write_direct_chunk(place, chunk, filters)

@@ -1,0 +1,319 @@
+"""Runs a network and records what its hooks saw: as batches in memory, or as a capture on the disk.
+
+This is the only file of `cache` that runs a model. Batches have one fixed shape, the last one filled up with copies of
+its last row, so a sample's numbers do not depend on how many samples there are.
+
+    python -m cache.record --ckpt checkpoints/demo-smelt --sites attn.hook_pattern --visits 2 --heads 1 3 --out x.h5
+    python -m cache.record --ckpt checkpoints/demo-smelt --data dyck --samples 64 --out captures/dyck.h5
+"""
+
+import hashlib
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+
+from cache.batch import Batch, SiteKey
+from cache.layout import Contents, Precision
+from cache.parts import Recording
+from cache.selection import Kept, head_axis, num_heads, select
+from cache.store import Capture, parts_folder
+from smelt_interp.datasets import DataOptions, load_samples
+from smelt_interp.errors import UserError, run_command
+from smelt_interp.samples import Samples
+from smelt_interp.sites import SITES, hook_name
+from smelt_interp.tables import Progress, compact
+from smelt_interp.tokenizer import tokenizer_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from model.network import LoopedMoE
+
+DEFAULT_SITES = (
+    "attn.hook_pattern",
+    "attn.hook_q",
+    "attn.hook_k",
+    "attn.hook_v",
+    "mlp.hook_router_logits",
+    "mlp.hook_expert_indices",
+    "mlp.hook_expert_weights",
+    "hook_resid_pre",
+    "hook_resid_mid",
+    "hook_resid_post",
+    "hook_attn_out",
+    "hook_mlp_out",
+)
+"""The union of what the shipped probes read."""
+
+
+Watch = Callable[[Contents, int], Callable[[int], None]]
+
+
+def _nobody(contents: Contents, remaining: int) -> Callable[[int], None]:
+    return lambda done: None
+
+
+def run_batches(
+    model: "LoopedMoE",
+    samples: Samples,
+    suffixes: Sequence[str],
+    *,
+    batch_size: int = 8,
+    layers: Sequence[int] = (),
+    visits: Sequence[int] = (),
+    heads: Sequence[int] = (),
+    rows: Sequence[int] = (),
+) -> Iterator[Batch]:
+    """Batches of a running network, in memory that does not grow with the number of samples.
+
+    The filters count from 0, and an empty one leaves all: `layers`, `visits` and `heads` as in
+    `cache.selection.select`; `rows` are positions in `samples`. Arrays are float32, or float64 from such a network;
+    expert indices are integers. Raises UserError for a filter or a site that the network does not have, rows longer
+    than its context, and tokens outside its vocabulary.
+    """
+    kept = select(model.config, suffixes, layers=layers, visits=visits, heads=heads)
+    chosen = _chosen_rows(samples, rows)
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1; got {batch_size}")
+    return (
+        _run(
+            model,
+            samples.rows(chosen[first : first + batch_size]),
+            chosen[first : first + batch_size],
+            kept,
+            batch_size,
+        )
+        for first in range(0, len(chosen), batch_size)
+    )
+
+
+def record(
+    model: "LoopedMoE",
+    samples: Samples,
+    out: Path,
+    *,
+    suffixes: Sequence[str] = DEFAULT_SITES,
+    layers: Sequence[int] = (),
+    visits: Sequence[int] = (),
+    heads: Sequence[int] = (),
+    rows: Sequence[int] = (),
+    batch_size: int = 8,
+    dtype: Precision = "float16",
+    source: Mapping[str, object] | None = None,
+    command: str = "",
+    watch: Watch = _nobody,
+) -> Capture:
+    """Record a capture at `out`, going on with finished parts of the same request; filters as in `run_batches`.
+
+    source: more facts for the request, as JSON values, e.g. the name of the checkpoint and the data options.
+    watch: told what will be recorded and how many batches remain; what it returns is told how many of them are done.
+    Raises UserError as `Recording` and `run_batches` do; a full disk raises OSError. Finished parts stay.
+    """
+    chosen = _chosen_rows(samples, rows)
+    selection = {"layers": layers, "visits": visits, "heads": heads}
+    contents = Contents(
+        config=model.config,
+        samples=samples.rows(chosen),
+        sample_ids=chosen,
+        sites=select(model.config, suffixes, **selection),
+        precision=dtype,
+        source={**(source or {}), **_facts(model, batch_size, samples.ids_NT.shape[1])},
+    )
+    recording = Recording(out, contents, command)
+    missing = [] if recording.finished else recording.missing(batch_size)
+    tell = watch(contents, len(missing))
+    for done, block in enumerate(missing):
+        block_rows = chosen[block.start : block.stop].tolist()
+        for batch in run_batches(model, samples, suffixes, batch_size=batch_size, rows=block_rows, **selection):
+            recording.add(batch)
+        tell(done + 1)
+    return recording.finish()
+
+
+def _chosen_rows(samples: Samples, rows: Sequence[int]) -> NDArray[np.int64]:
+    if outside := [row for row in rows if not 0 <= row < len(samples)]:
+        raise UserError(f"rows must be 0 to {len(samples) - 1}; got {outside[0]}")
+    return np.array(sorted(set(rows)) or range(len(samples)), np.int64)
+
+
+def _run(
+    model: "LoopedMoE", samples: Samples, sample_ids: NDArray[np.int64], kept: Mapping[str, Kept], batch_size: int
+) -> Batch:
+    import torch
+
+    num_rows, num_tokens = samples.ids_NT.shape
+    filled = samples.rows(np.minimum(np.arange(batch_size), num_rows - 1))
+    device = next(model.parameters()).device
+    tokens_BT = torch.from_numpy(filled.ids_NT.astype(np.int64)).to(device)
+    computed = {SITES[suffix].computed for suffix in kept}
+    with torch.no_grad():
+        logits_BTW, cache = model.run_with_cache(
+            tokens_BT,
+            names_filter=[hook_name(step, suffix) for suffix, (steps, _) in kept.items() for step in steps],
+            segment_start_BT=torch.from_numpy(filled.segment_start_NT.astype(np.int64)).to(device),
+            attention="eager",
+            head_results="head_results" in computed,
+            expert_results="expert_results" in computed,
+        )
+        next_BT = tokens_BT.roll(-1, 1)
+        logprob_BT = logits_BTW.float().log_softmax(-1).gather(-1, next_BT[..., None])[..., 0].cpu().numpy()[:num_rows]
+        argmax_BT = logits_BTW.argmax(-1).cpu().numpy()[:num_rows].astype(np.int32)
+    has_next_BT = np.arange(1, num_tokens + 1) < samples.length_N[:, None]
+    sites: dict[SiteKey, NDArray[np.generic]] = {}
+    bfloat16 = set()
+    for suffix, (steps, heads) in kept.items():
+        all_heads = len(heads) == num_heads(suffix, model.config)
+        for step in steps:
+            tensor = cache[hook_name(step, suffix)][:num_rows]
+            if tensor.dtype == torch.bfloat16:
+                bfloat16.add(suffix)
+            values = _as_numpy(tensor)
+            sites[step, suffix] = values if all_heads else values.take(heads, head_axis(suffix))
+    return Batch(
+        config=model.config,
+        plan=model.plan,
+        samples=samples,
+        sample_ids=sample_ids,
+        logprob_BT=np.where(has_next_BT, logprob_BT, np.float32(0)),
+        argmax_BT=argmax_BT,
+        sites=sites,
+        heads={suffix: heads for suffix, (_, heads) in kept.items() if heads},
+        bfloat16=frozenset(bfloat16),
+    )
+
+
+def _as_numpy(tensor: "Tensor") -> NDArray[np.generic]:
+    if tensor.is_floating_point() and tensor.element_size() < 4:
+        tensor = tensor.float()
+    values: NDArray[np.generic] = tensor.cpu().numpy()
+    return values
+
+
+def _facts(model: "LoopedMoE", batch_size: int, num_tokens: int) -> dict[str, object]:
+    """What fixes the numbers beside data and selection."""
+    import torch
+
+    return {
+        "weights": weights_digest(model),
+        "tokenizer": hashlib.sha256(tokenizer_json().encode()).hexdigest(),
+        "batch_shape": [batch_size, num_tokens],
+        "device": next(model.parameters()).device.type,
+        "threads": torch.get_num_threads(),
+        "versions": {"smelt-interp": version("smelt-interp"), "torch": torch.__version__, "numpy": np.__version__},
+    }
+
+
+def weights_digest(model: "LoopedMoE") -> str:
+    """SHA-256 over the names, types, shapes and bytes of all weights."""
+    import torch
+
+    sha = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        sha.update(f"{name}:{weight.dtype}:{tuple(weight.shape)};".encode())
+        sha.update(weight.contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordOptions:
+    """What the command records, and where. Layers, visits and heads count from 1, samples from 0; naming none keeps
+    all."""
+
+    ckpt: Path
+    """Folder of the checkpoint."""
+    out: Path
+    """The capture, NAME.h5; its parts lie in NAME.parts until it is finished."""
+    data: Annotated[DataOptions, tyro.conf.arg(name="")]
+    sites: tuple[str, ...] = DEFAULT_SITES
+    """Hook suffixes to keep."""
+    layers: tuple[int, ...] = ()
+    visits: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    """Query heads; of keys and values, the heads that serve them are kept."""
+    rows: tuple[int, ...] = ()
+    """Numbers of the samples to keep."""
+    batch_size: int = 8
+    """Samples that run together, and that one part holds."""
+    dtype: Precision = "float16"
+    """How floats are stored."""
+    untrained: bool = False
+    """Run a network of the same config with random weights: the null that probes print."""
+    untrained_seed: int = 0
+    """Seed of the random weights."""
+
+
+def record_checkpoint(options: RecordOptions, command: str) -> Capture:
+    """Record what the options say, with its size printed first and its progress on the error stream.
+
+    Raises as `record` does; before a full disk or Ctrl-C ends it, the command to go on is printed.
+    """
+    filters = {
+        "layers": _from_one("layers", options.layers),
+        "visits": _from_one("visits", options.visits),
+        "heads": _from_one("heads", options.heads),
+    }
+    from model.network import LoopedMoE  # torch and transformer-lens take seconds to import
+
+    model = LoopedMoE.from_pretrained(options.ckpt)
+    if options.untrained:
+        model = LoopedMoE(model.config, seed=options.untrained_seed)
+    samples = load_samples(options.data, model.config.context)
+    source = {
+        "checkpoint": options.ckpt.resolve().name,
+        "untrained": [options.untrained_seed] if options.untrained else [],
+        "data": asdict(options.data),
+    }
+    try:
+        return record(
+            model,
+            samples,
+            options.out,
+            suffixes=options.sites,
+            rows=options.rows,
+            batch_size=options.batch_size,
+            dtype=options.dtype,
+            source=source,
+            command=command,
+            watch=_announce,
+            **filters,
+        )
+    except (OSError, KeyboardInterrupt):
+        print(f"finished parts stay in {parts_folder(options.out)}; to go on: {command}", file=sys.stderr)
+        raise
+
+
+def _announce(contents: Contents, remaining: int) -> Callable[[int], None]:
+    num_samples = len(contents.samples)
+    size = compact(contents.site_bytes(num_samples))
+    print(
+        f"{num_samples} samples, {len(contents.sites)} sites: at most {size}B in parts and as much again in the file, "
+        f"before compression; {remaining} batches to record"
+    )
+    return Progress("batches", remaining).show
+
+
+def _from_one(what: str, numbers: Sequence[int]) -> tuple[int, ...]:
+    if below := [number for number in numbers if number < 1]:
+        raise UserError(f"{what} must be 1 or above, counted from 1; got {below[0]}")
+    return tuple(number - 1 for number in numbers)
+
+
+def main() -> None:
+    """The command line."""
+    options = tyro.cli(
+        RecordOptions, prog="python -m cache.record", description=__doc__, config=(tyro.conf.FlagCreatePairsOff,)
+    )
+    capture = record_checkpoint(options, shlex.join(["python", "-m", "cache.record", *sys.argv[1:]]))
+    print(f"{capture.path}: {compact(capture.path.stat().st_size)}B, sha256 {capture.digest}")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,69 @@
+"""Which part of a run is kept: sites, and for each its steps and heads."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from smelt_interp.config import ModelConfig
+from smelt_interp.errors import UserError
+from smelt_interp.plan import plan
+from smelt_interp.sites import SITES, check_suffix
+
+
+class Kept(NamedTuple):
+    """What is kept of one site."""
+
+    steps: tuple[int, ...]
+    """Step indices of the plan, ascending."""
+    heads: tuple[int, ...]
+    """Numbers of the heads on its head axis, ascending; empty for a site without one."""
+
+
+def num_heads(suffix: str, config: ModelConfig) -> int:
+    """Length of the site's head axis when every head is kept; 0 for a site without one."""
+    axes = SITES[suffix].axes
+    return config.num_heads if "Q" in axes else config.num_kv_heads if "G" in axes else 0
+
+
+def head_axis(suffix: str) -> int:
+    """Position of the head axis among the site's axes, B first. The site must have one."""
+    axes = SITES[suffix].axes
+    return axes.index("Q") if "Q" in axes else axes.index("G")
+
+
+def select(
+    config: ModelConfig,
+    suffixes: Iterable[str],
+    *,
+    layers: Sequence[int] = (),
+    visits: Sequence[int] = (),
+    heads: Sequence[int] = (),
+) -> dict[str, Kept]:
+    """The chosen sites, each with the steps and heads that the filters leave; an empty filter leaves all.
+
+    Every number counts from 0. `heads` are query heads; of keys and values, the heads that serve them are kept.
+    Raises UserError for an unknown site, a number that the network does not have, or filters that leave no step.
+    """
+    for what, numbers, count in (
+        ("layers", layers, config.num_layers),
+        ("visits", visits, config.num_visits),
+        ("heads", heads, config.num_heads),
+    ):
+        if outside := [number for number in numbers if not 0 <= number < count]:
+            raise UserError(f"{what} must be 0 to {count - 1}, counted from 0; got {outside[0]}")
+    kept_steps = tuple(
+        index
+        for index, step in enumerate(plan(config))
+        if (not layers or step.layer in layers) and (not visits or step.visit in visits)
+    )
+    if not kept_steps:
+        raise UserError(
+            f"the chosen layers must run on the chosen visits; got layers {list(layers)} and visits {list(visits)}, "
+            "counted from 0: layers outside the loop have visit 0 alone"
+        )
+    query_heads = tuple(sorted(set(heads))) or tuple(range(config.num_heads))
+    kv_heads = tuple(sorted({head * config.num_kv_heads // config.num_heads for head in query_heads}))
+    heads_by_axis = {"Q": query_heads, "G": kv_heads}
+    return {
+        suffix: Kept(kept_steps, next((heads_by_axis[axis] for axis in "QG" if axis in SITES[suffix].axes), ()))
+        for suffix in map(check_suffix, dict.fromkeys(suffixes))
+    }

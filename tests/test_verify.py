@@ -1,0 +1,149 @@
+"""Verification finds every flipped bit, before HDF5 reads the file, and what a digest alone cannot tell."""
+
+import hashlib
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import pytest
+from captures import planted_capture, random_batch
+
+from cache.store import Capture, sidecar
+from cache.verify import verify, verify_contents
+from smelt_interp.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return planted_capture(tmp_path_factory.mktemp("written") / "a.h5", random_batch(4), batch_size=2).path
+
+
+@pytest.fixture
+def path(tmp_path: Path, written: Path) -> Path:
+    shutil.copy(sidecar(written), tmp_path)
+    return Path(shutil.copy(written, tmp_path))
+
+
+def sign(path: Path) -> None:
+    """Give the file a digest that fits its present bytes."""
+    sidecar(path).write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
+
+
+def test_a_whole_capture(path: Path) -> None:
+    with h5py.File(path) as file:
+        attention = file["attn.hook_pattern"].id.get_num_chunks()
+    assert attention == 6 * 4 * 4
+    verified = verify(path)
+    assert verified[:2] == (4, 4)
+    assert verified.chunks > attention + 3 * 6 * 4
+    assert verify_contents(path) == verified
+
+
+def test_a_thousand_of_a_thousand_flipped_bits_are_found(path: Path) -> None:
+    size, found = path.stat().st_size, 0
+    with path.open("r+b", buffering=0) as file:
+        for _ in range(1000):
+            place, bit = random.randrange(size), 1 << random.randrange(8)
+            byte = os.pread(file.fileno(), 1, place)[0]
+            os.pwrite(file.fileno(), bytes([byte ^ bit]), place)
+            try:
+                verify(path)
+            except UserError as error:
+                found += "a capture must be as it was written" in str(error)
+            os.pwrite(file.fileno(), bytes([byte]), place)
+    assert found == 1000
+    verify(path)
+
+
+def test_flipped_bits_in_the_data_are_found_by_their_checksums_too(path: Path) -> None:
+    blocks = []
+    with h5py.File(path) as file:
+        for name in ("hook_resid_post", "attn.hook_pattern", "tokens/ids", "logprob"):
+            chunks = file[name].id
+            blocks += [chunks.get_chunk_info(index) for index in range(chunks.get_num_chunks())]
+    data = path.read_bytes()
+    for block in random.sample(blocks, 60):
+        damaged = bytearray(data)
+        damaged[block.byte_offset + random.randrange(block.size)] ^= 1 << random.randrange(8)
+        path.write_bytes(damaged)
+        sign(path)
+        with pytest.raises(UserError, match="a capture must be a whole HDF5 file to"):
+            verify(path)
+
+
+def test_the_digest_is_compared_before_hdf5_reads_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+    def parsed(*arguments: object, **options: object) -> None:
+        raise AssertionError("HDF5 was asked to read a file whose digest is wrong")
+
+    monkeypatch.setattr(h5py, "File", parsed)
+    with pytest.raises(UserError, match=r"a capture must be as it was written; .*a.h5 has changed: copy or record"):
+        verify(path)
+
+
+def test_a_missing_or_strange_digest(path: Path) -> None:
+    sidecar(path).write_text("0123  a.h5\n")
+    with pytest.raises(UserError, match=r"a.h5.sha256 must begin with a SHA-256 digest; got b'0123'"):
+        verify(path)
+    sidecar(path).unlink()
+    with pytest.raises(UserError, match=r"a capture must have its digest beside it; got no .*a.h5.sha256: copy it too"):
+        verify(path)
+    path.unlink()
+    with pytest.raises(UserError, match=r"a capture must be a file; got .*a.h5"):
+        verify(path)
+
+
+def test_a_missing_block_is_found(path: Path) -> None:
+    with h5py.File(path, "r+", libver=("v110", "v110")) as file:
+        attributes = dict(file["hook_resid_post"].attrs)
+        del file["hook_resid_post"]
+        empty = file.create_dataset("hook_resid_post", (6, 4, 12, 8), "f2", chunks=(1, 1, 12, 8), fletcher32=True)
+        empty.attrs.update(attributes)
+        empty[0] = 1
+    sign(path)
+    Capture(path)
+    with pytest.raises(UserError, match=r"/hook_resid_post must be complete; 4 of 24 blocks"):
+        verify(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("ids", 259, r"tokens/ids must be in the vocabulary; 1 are not"),
+        ("ids", -1, r"tokens/ids must be in the vocabulary; 1 are not"),
+        ("length", 13, r"tokens/length must be 1 to the length of a row; 1 are not"),
+        ("length", 0, r"tokens/length must be 1 to the length of a row; 1 are not"),
+        ("segment_start", 5, r"tokens/segment_start must not lie ahead; 1 are not"),
+    ],
+)
+def test_tokens_outside_their_ranges(path: Path, name: str, value: int, match: str) -> None:
+    with h5py.File(path, "r+", libver=("v110", "v110")) as file:
+        file[f"tokens/{name}"][(1,) if name == "length" else (1, 2)] = value
+    sign(path)
+    with pytest.raises(UserError, match=match):
+        verify(path)
+
+
+def run(module: str, path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", module, path], capture_output=True, text=True, check=False)
+
+
+def test_the_commands(path: Path) -> None:
+    done = run("cache.verify", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{path} is whole: 4 samples, 4 sites, ")
+    info = run("cache.info", path)
+    assert (info.returncode, info.stderr) == (0, "")
+    for words in ("4 samples of 12 tokens (4 code)", "attn.hook_pattern", "4 x 12 x 12", Capture(path).digest):
+        assert words in info.stdout
+    path.write_bytes(path.read_bytes()[:1000])
+    for module in ("cache.verify", "cache.info"):
+        done = run(module, path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("error: a capture must be ")
+        assert done.stderr.count("\n") == 1
