@@ -110,18 +110,20 @@ def measure_all(probe: Probe, arguments: Arguments) -> tuple[Measured, ...]:
 def _run(name: str, data_type: type, argv: Sequence[str]) -> None:
     probe = catalog.load(name)
     arguments = parse(name, probe, data_type, argv)
+    if arguments.output.out is not None:
+        report.check_folder(arguments.output.out)  # before minutes are spent
     measured = measure_all(probe, arguments)
     command = shlex.join(["python", "-m", f"probes.{name}", *argv])
     document = describe(name, probe, arguments, measured, command)
     text = report.json_text(document)
-    if arguments.output.out is not None:
-        write_folder(arguments.output.out, name, probe, measured, text)
-    if arguments.source.capture is not None:
-        report.write_atomically(_beside_capture(arguments.source.capture, name, document), text)
     if arguments.output.json:
         sys.stdout.write(text)
     else:
         report.print_tables(tables(probe, measured, arguments.output.level), remarks(arguments, measured))
+    if arguments.output.out is not None:
+        write_folder(arguments.output.out, name, probe, measured, text)
+    if arguments.source.capture is not None:
+        report.write_atomically(_beside_capture(arguments.source.capture, name, document, measured[0].networks), text)
 
 
 def tables(probe: Probe, measured: Sequence[Measured], level: Level) -> "list[Table]":
@@ -196,9 +198,10 @@ def _plain(options: object) -> dict[str, object]:
     return cast("dict[str, object]", values)
 
 
-def _beside_capture(capture: Path, name: str, document: dict[str, object]) -> Path:
-    """NAME.results/PROBE-DIGEST.json: the digest of what was asked of which captures."""
-    asked = json.dumps([document[key] for key in ("probe", "options", "networks")], sort_keys=True)
+def _beside_capture(capture: Path, name: str, document: dict[str, object], networks: Sequence[Network]) -> Path:
+    """NAME.results/PROBE-DIGEST.json: the digest of what was asked of which captures, wherever they lie."""
+    seen = [network.described.get("digest", network.described.get("weights")) for network in networks]
+    asked = json.dumps([name, document["options"], seen], sort_keys=True)
     digest = hashlib.sha256(asked.encode()).hexdigest()[:16]
     return capture.with_name(f"{capture.stem}.results") / f"{name}-{digest}.json"
 

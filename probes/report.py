@@ -133,6 +133,14 @@ def json_text(document: object) -> str:
 # Files
 
 
+def check_folder(folder: Path) -> None:
+    """Raise UserError unless the folder is there, or can be made, and can be written to. Nothing is made."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        what = "no writable folder" if nearest.is_dir() else "a file"
+        raise UserError(f"the output folder must be writable; got {folder} ({nearest} is {what})")
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file that is complete whenever it is seen. Raises UserError when its folder cannot be written."""
     try:
