@@ -274,7 +274,7 @@ class _Reading:
             ("MaxVio", load_WSE.max(-1) * num_experts / top_k - 1, {"uniform": 0.0}),
             (
                 "dead experts",
-                (load_WSE == 0).sum(-1).astype(np.float64),
+                np.where(np.isnan(load_WSE), np.nan, load_WSE == 0).sum(-1),  # a resample may hold no sample
                 {"uniform": num_experts * (1 - top_k / num_experts) ** tokens},
             ),
         ]

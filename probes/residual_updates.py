@@ -1,0 +1,464 @@
+"""What does each visit add to the residual stream: how large, in which direction, and what does the stream become?
+
+D is what one execution adds, as added (the loop factor is inside): the attention sublayer, the expert sublayer, the
+layer (their sum), or the whole visit (the sum over the looped layers). For two visits of the same layer:
+
+    norm ratio, median   median over tokens of norm(D_late) / norm(D_early), in constant memory (`ratio_histogram`)
+    norm ratio, RMS      root mean square norm over tokens of D_late, by that of D_early
+    cosine               mean over tokens of cos(D_early, D_late)
+
+Nulls. `shuffled`: the later visit's tokens shuffled within their sample (of the cosine the exact mean over all
+shuffles; the RMS ratio has none, since a shuffle leaves it as it is). `unlooped`: the same between two consecutive
+layers that run once, mean over all such pairs of this network.
+
+The loop factor is on both visits, so it cancels between them. It does not cancel against prelude and coda: `update
+norm` compares the parts of the network as added, `..., loop factor divided out` with each looped update divided by it.
+
+    stream variance      mean over tokens of the variance over channels, after a step
+    ..., updates at scale 1
+                         the same of the stream that enters the first step plus every recorded update divided by its
+                         loop factor. Not a run at scale 1: each update is what the network wrote while reading its own,
+                         damped stream
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cache.batch import Batch
+from probes.contract import NEEDS_TWO_VISITS, Cell, Level, Row, is_token, looped_spans, recorded_steps, row
+from probes.ratio_histogram import NUM_BINS, RatioHistogram
+from probes.resampling import Resampled, interval, ratio, shuffled_positions
+from probes.visit_pairs import check_visits, consecutive_once, once_visited, pair_label, pair_labels, visit_pairs
+from smelt_interp import similarity
+from smelt_interp.config import ModelConfig
+from smelt_interp.errors import UserError
+from smelt_interp.plan import Plan, label, step_scale
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+TITLE = "Residual updates"
+
+Update = Literal["attention", "experts", "layer", "visit"]
+OF_ONE_STEP: tuple[Update, ...] = ("attention", "experts", "layer")
+QUANTITIES = ("norm ratio, median", "norm ratio, RMS", "cosine")
+NORM, VARIANCE = "update norm", "stream variance"
+ATTENTION, EXPERTS, ENTERING = "hook_attn_out", "hook_mlp_out", "hook_resid_pre"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Which updates are compared, between which visits."""
+
+    visits: tuple[int, ...] = (1, 2)
+    """Visits to compare, counted from 1: every pair of them."""
+    updates: tuple[Update, ...] = ("attention", "experts", "layer", "visit")
+    """What a visit adds: by the attention sublayer, the expert sublayer, a layer, or the whole visit."""
+    shuffles: int = 4
+    """Shuffles of tokens behind the null of the median ratio; the cosine's null needs none."""
+    resample_seed: int = 0
+    """Seed of the bootstrap and of shuffles."""
+
+    def __post_init__(self) -> None:
+        check_visits(self.visits)
+        if self.shuffles < 1:
+            raise UserError(f"shuffles must be at least 1; got {self.shuffles}")
+        if not self.updates or len(set(self.updates)) < len(self.updates):
+            raise UserError(f"updates must be one or more different kinds; got {' '.join(self.updates) or 'none'}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two updates that are compared, token by token."""
+
+    update: Update
+    steps: tuple[tuple[int, ...], tuple[int, ...]]
+    """The step indices whose additions are summed, of each of the two."""
+    layers: str
+    """As a row names them, from 1."""
+    visits: tuple[int, int] | None
+    """From 0; None for two consecutive layers that run once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatesResult:
+    """Updates of one network on one data set."""
+
+    table: tuple[Row, ...]
+    comparisons: tuple[Comparison, ...]
+    """Axis P."""
+    value: Mapping[str, NDArray[np.float64]]
+    """For each of QUANTITIES (P,)."""
+    shuffled: Mapping[str, NDArray[np.float64]]
+    step_labels: tuple[str, ...]
+    """One a measured step (axis S), in order of execution."""
+    norm_US: NDArray[np.float64]
+    """Root mean square norm of each update of OF_ONE_STEP (axis U) as added."""
+    scale_S: NDArray[np.float64]
+    """The loop factor inside each update."""
+    variance_S: NDArray[np.float64]
+    """Of the stream after each step."""
+    variance_at_scale_1_S: NDArray[np.float64]
+    """NaN where a step before it was not recorded."""
+    entering_variance: float
+    """Of the stream that enters the first measured step."""
+
+    def rows(self) -> list[Row]:
+        """Headline rows, then one a comparison and one a step."""
+        return [dict(entry) for entry in self.table]
+
+
+def needs(config: ModelConfig) -> tuple[str, ...]:
+    """What both sublayers add, and the stream they add it to."""
+    return (ENTERING, ATTENTION, EXPERTS)
+
+
+def comparisons(config: ModelConfig, steps: Plan, recorded: Sequence[int], options: Options) -> list[Comparison]:
+    """Every pair of visits of every looped layer and of the whole loop, and consecutive layers that run once."""
+    found: list[Comparison] = []
+    pairs = visit_pairs(config, steps, recorded, options.visits)
+    for update in options.updates:
+        if update != "visit":
+            found += [
+                Comparison(
+                    update=update, steps=((p.steps[0],), (p.steps[1],)), layers=str(p.layer + 1), visits=p.visits
+                )
+                for p in pairs
+            ]
+            found += [
+                Comparison(update=update, steps=((first,), (second,)), visits=None,
+                           layers=f"{steps[first].layer + 1}, {steps[second].layer + 1}")
+                for first, second in consecutive_once(steps, recorded)
+            ]  # fmt: skip
+            continue
+        for visits in dict.fromkeys(pair.visits for pair in pairs):
+            early, late = zip(*(pair.steps for pair in pairs if pair.visits == visits), strict=True)
+            if len(early) == config.loop_stop - config.loop_start:
+                layers = looped_spans(config, steps, early)[0].layers
+                found.append(Comparison(update="visit", steps=(early, late), layers=layers, visits=visits))
+    return found
+
+
+# Streaming
+
+
+class _Stream:
+    """Sums over tokens for the comparisons (axis P), the steps (axis S) and the kinds of update (axis U)."""
+
+    def __init__(self, first: Batch, options: Options) -> None:
+        self.config, self.plan, self.options = first.config, first.plan, options
+        self.steps = recorded_steps(first, needs(first.config))
+        self.comparisons = comparisons(first.config, first.plan, self.steps, options)
+        self.ratios, self.shuffled_ratios = (RatioHistogram(len(self.comparisons)) for _ in range(2))
+        self.shuffled_count_PJ = np.zeros((len(self.comparisons), NUM_BINS))
+        self.whole = self.steps == tuple(range(self.steps[-1] + 1))
+        """Whether every step up to the last measured one was recorded."""
+
+    def sums(self, batch: Batch) -> dict[str, NDArray[np.generic]]:
+        """Sums of each sample."""
+        token_BT = is_token(batch.samples)
+        added = {step: (_read(batch, step, ATTENTION), _read(batch, step, EXPERTS)) for step in self.steps}
+        found: dict[str, NDArray[np.generic]] = {
+            "samples": np.asarray(token_BT.any(-1)),
+            "tokens": token_BT.sum(-1),
+            **self._along_steps(batch, token_BT, added),
+        }
+        if self.comparisons:
+            found |= self._compared(batch, token_BT, added)
+        return found
+
+    def _along_steps(
+        self,
+        batch: Batch,
+        token_BT: NDArray[np.bool_],
+        added: Mapping[int, tuple[NDArray[np.float64], NDArray[np.float64]]],
+    ) -> dict[str, NDArray[np.generic]]:
+        squares, variances, undamped_variances = [], [], []
+        entering_BTD = _read(batch, self.steps[0], ENTERING)
+        undamped_BTD = entering_BTD
+        for step, (attention_BTD, experts_BTD) in added.items():
+            layer_BTD = attention_BTD + experts_BTD
+            squares.append(np.stack([(x**2).sum((1, 2)) for x in (attention_BTD, experts_BTD, layer_BTD)], -1))
+            undamped_BTD = undamped_BTD + layer_BTD / step_scale(self.config, self.plan[step])
+            variances.append(_variance(_read(batch, step, ENTERING) + layer_BTD, token_BT))
+            undamped_variances.append(_variance(undamped_BTD, token_BT))
+        return {
+            "square": np.stack(squares, 1),
+            "variance": np.stack(variances, 1),
+            "undamped": np.stack(undamped_variances, 1),
+            "entering": _variance(entering_BTD, token_BT),
+        }
+
+    def _compared(
+        self,
+        batch: Batch,
+        token_BT: NDArray[np.bool_],
+        added: Mapping[int, tuple[NDArray[np.float64], NDArray[np.float64]]],
+    ) -> dict[str, NDArray[np.generic]]:
+        orders_XBT = shuffled_positions(token_BT, batch.sample_ids, self.options.resample_seed, self.options.shuffles)
+        found: dict[str, list[NDArray[np.generic]]] = {}
+        for column, compared in enumerate(self.comparisons):
+            early_BTD, late_BTD = (
+                sum((_update(added[step], compared.update) for step in steps), np.zeros(1)) for steps in compared.steps
+            )
+            cosines = similarity.cosine_sums(early_BTD, late_BTD, token_BT)
+            for name in ("count", "cosine", "shuffled_cosine", "square_a", "square_b"):
+                found.setdefault(name, []).append(getattr(cosines, name))
+            early_BT, late_BT = (np.linalg.norm(x, axis=-1) for x in (early_BTD, late_BTD))
+            counted_BT = token_BT & (early_BT > 0)
+            counts_BJ = self.ratios.count(column, ratio(late_BT, early_BT), counted_BT)
+            found.setdefault("ratio", []).append(counts_BJ)
+            for order_BT in orders_XBT:
+                shuffled_BT = ratio(np.take_along_axis(late_BT, order_BT, 1), early_BT)
+                self.shuffled_count_PJ[column] += self.shuffled_ratios.count(column, shuffled_BT, counted_BT).sum(0)
+        return {name: np.stack(arrays, 1) for name, arrays in found.items()}
+
+
+def _read(batch: Batch, step: int, suffix: str) -> NDArray[np.float64]:
+    """A site's array with 0 on padding, whatever stood there. -> (B, T, D)"""
+    return np.where(is_token(batch.samples)[..., None], np.asarray(batch.sites[step, suffix], np.float64), 0.0)
+
+
+def _update(added: tuple[NDArray[np.float64], NDArray[np.float64]], update: Update) -> NDArray[np.float64]:
+    attention_BTD, experts_BTD = added
+    return {"attention": attention_BTD, "experts": experts_BTD}.get(update, attention_BTD + experts_BTD)
+
+
+def _variance(stream_BTD: NDArray[np.float64], token_BT: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Sum over the tokens of each sample of the variance over channels. -> (B,)"""
+    return np.asarray((stream_BTD.var(-1) * token_BT).sum(-1))
+
+
+def measure(batches: Iterable[Batch], options: Options) -> UpdatesResult:
+    """Compare what the visits add, and follow the stream; one pass, sums with their resamples."""
+    sums = Resampled(options.resample_seed)
+    stream: _Stream | None = None
+    for batch in batches:
+        stream = stream or _Stream(batch, options)
+        sums.add(batch.sample_ids, stream.sums(batch))
+    sums.require_samples()
+    assert stream is not None  # require_samples() raises without batches
+    return _Reading(stream, sums).result()
+
+
+# Reading the sums
+
+
+class Place(NamedTuple):
+    """Steps that one row is about."""
+
+    level: Level
+    end: str
+    """Of the row's quantity."""
+    where: dict[str, Cell]
+    which: list[int]
+    """Positions among the measured steps."""
+
+
+class _Reading:
+    """From sums to rows and arrays; R is the axis of the value and its resamples."""
+
+    def __init__(self, stream: _Stream, sums: Resampled) -> None:
+        self.stream, self.sums = stream, sums
+        self.config, self.plan, self.steps = stream.config, stream.plan, stream.steps
+        self.n = sums.count("samples")
+        self.table: list[Row] = []
+        self.value: dict[str, NDArray[np.float64]] = {}
+        self.shuffled: dict[str, NDArray[np.float64]] = {}
+        self.scale_S = np.array([step_scale(self.config, self.plan[step]) for step in self.steps])
+        self.norm_RSU = np.sqrt(ratio(sums["square"], sums["tokens"][:, None, None]))
+        tokens_R1 = sums["tokens"][:, None]
+        self.variance_RS, self.undamped_RS = (ratio(sums[name], tokens_R1) for name in ("variance", "undamped"))
+        if not stream.whole:
+            self.undamped_RS = np.full_like(self.undamped_RS, np.nan)
+
+    def result(self) -> UpdatesResult:
+        if self.stream.comparisons:
+            self._compare()
+        self._comparison_rows()
+        self._norm_rows()
+        self._variance_rows()
+        order = {"headline": 0, "layer": 1, "head": 2}
+        return UpdatesResult(
+            table=tuple(sorted(self.table, key=lambda entry: order[str(entry["level"])])),
+            comparisons=tuple(self.stream.comparisons),
+            value={name: x_RP[0] for name, x_RP in self.value.items()},
+            shuffled=self.shuffled,
+            step_labels=tuple(label(self.plan[step]) for step in self.steps),
+            norm_US=self.norm_RSU[0].T,
+            scale_S=self.scale_S,
+            variance_S=self.variance_RS[0],
+            variance_at_scale_1_S=self.undamped_RS[0],
+            entering_variance=float(ratio(self.sums["entering"], self.sums["tokens"])[0]),
+        )
+
+    def _compare(self) -> None:
+        sums, stream = self.sums, self.stream
+        rms_RP = np.sqrt(ratio(sums["square_b"], sums["square_a"]))
+        self.value = {
+            "norm ratio, median": stream.ratios.median(sums["ratio"]),
+            "norm ratio, RMS": rms_RP,
+            "cosine": ratio(sums["cosine"], sums["count"]),
+        }
+        self.shuffled = {
+            "norm ratio, median": stream.shuffled_ratios.median(stream.shuffled_count_PJ),
+            "norm ratio, RMS": np.full(len(stream.comparisons), np.nan),
+            "cosine": ratio(sums["shuffled_cosine"][0], sums["count"][0]),
+        }
+
+    def _comparison_rows(self) -> None:
+        compared, options = self.stream.comparisons, self.stream.options
+        for update in options.updates:
+            once = [i for i, c in enumerate(compared) if c.update == update and c.visits is None]
+            asked = pair_labels(options.visits)
+            for quantity in QUANTITIES:
+                unlooped = float(self.value[quantity][0, once].mean()) if once else None
+                of_visits = [i for i, c in enumerate(compared) if c.update == update and c.visits is not None]
+                for name in asked:
+                    which = [i for i in of_visits if pair_label(compared[i].visits or (0, 0)) == name]
+                    where = self._where(name, update, which)
+                    if which:
+                        self._row("headline", quantity, which, where, unlooped)
+                    else:
+                        note = NEEDS_TWO_VISITS if self.config.num_visits == 1 else "needs every looped layer recorded"
+                        self.table.append(row("headline", quantity, None, where=where, note=note))
+                if once:
+                    where = {"layers": "unlooped", "visit": 1, "update": update}
+                    self._row("headline", f"{quantity}, consecutive unlooped layers", once, where, None)
+                for index in (*(of_visits if update != "visit" else ()), *once):
+                    visits = compared[index].visits
+                    visit: Cell = pair_label(visits) if visits else 1
+                    where = {"layers": compared[index].layers, "visit": visit, "update": update}
+                    title = quantity if visits else f"{quantity}, consecutive unlooped layers"
+                    self._row("layer", title, [index], where, unlooped if visits else None)
+
+    def _where(self, visits: str, update: Update, which: Sequence[int]) -> dict[str, Cell]:
+        steps = [step for i in which for step in self.stream.comparisons[i].steps[0]] or self.steps
+        return {"layers": looped_spans(self.config, self.plan, steps)[0].layers, "visit": visits, "update": update}
+
+    def _row(
+        self, level: Level, title: str, which: list[int], where: Mapping[str, Cell], unlooped: float | None
+    ) -> None:
+        quantity = next(name for name in QUANTITIES if title.startswith(name))
+        nulls = {"shuffled": float(self.shuffled[quantity][which].mean()), "unlooped": unlooped}
+        measured = interval(self.value[quantity][:, which].mean(1), self.n)
+        self.table.append(row(level, title, measured, where=where, nulls=nulls))
+
+    # Along the steps
+
+    def _parts(self) -> list[tuple[str, str, int, list[int]]]:
+        """Part of the network, its layers and visit as a row names them, and its positions among the steps."""
+        first, last = self.config.loop_start, self.config.loop_stop
+        found: list[tuple[str, str, int, list[int]]] = []
+        outside = [s for s in self.steps if first < last and not first <= self.plan[s].layer < last]
+        for name, members in (
+            ("prelude", [s for s in outside if self.plan[s].layer < first]),
+            ("coda", [s for s in outside if self.plan[s].layer >= last]),
+        ):
+            if members:
+                layers = f"{name} {self.plan[members[0]].layer + 1}-{self.plan[members[-1]].layer + 1}"
+                found.append((name, layers, 1, [self.steps.index(s) for s in members]))
+        for span in looped_spans(self.config, self.plan, self.steps):
+            found.append(("loop", span.layers, span.visit + 1, [self.steps.index(s) for s in span.steps]))
+        return sorted(found, key=lambda part: part[3][0])
+
+    def _norm_rows(self) -> None:
+        """As added and with the loop factor divided out: the layer's update by part of the network, all by step."""
+        alone = once_visited(self.plan)
+        once = [index for index, step in enumerate(self.steps) if step in alone]
+        for kind, update in enumerate(OF_ONE_STEP):
+            for title, norm_RS in (
+                (NORM, self.norm_RSU[..., kind]),
+                (f"{NORM}, loop factor divided out", self.norm_RSU[..., kind] / self.scale_S),
+            ):
+                places = self._by_step()
+                if update == "layer":
+                    places = [*self._by_part(", "), *places]
+                for level, end, where, which in places:
+                    scale = self.scale_S[which[0]]
+                    note = f"loop factor {scale:.4g} inside: not comparable with prelude and coda"
+                    self.table.append(
+                        row(
+                            level,
+                            title + end,
+                            interval(norm_RS[:, which].mean(1), self.n),
+                            where={**where, "update": update},
+                            nulls={"unlooped": float(norm_RS[0, once].mean()) if once else None},
+                            note=note if title == NORM and scale != 1 else "",
+                        )
+                    )
+
+    def _variance_rows(self) -> None:
+        """Of the stream at the end of each part and after each step."""
+        entering = interval(ratio(self.sums["entering"], self.sums["tokens"]), self.n)
+        where: dict[str, Cell] = {"layers": f"before {self.plan[self.steps[0]].layer + 1}", "visit": 1}
+        self.table.append(row("headline", f"{VARIANCE}, entering", entering, where=where))
+        note = "recorded updates over the loop factor, summed; not a run at scale 1"
+        if not self.stream.whole:
+            note = "needs every step from the first recorded"
+        for title, variance_RS, remark in (
+            (VARIANCE, self.variance_RS, ""),
+            (f"{VARIANCE}, updates at scale 1", self.undamped_RS, note),
+        ):
+            for level, end, place, which in (*self._by_part(", end of "), *self._by_step()):
+                measured = interval(variance_RS[:, which[-1]], self.n)
+                self.table.append(row(level, title + end, measured, where=place, note=remark))
+
+    def _by_part(self, joint: str) -> list[Place]:
+        return [
+            Place("headline", joint + part, {"layers": layers, "visit": visit}, which)
+            for part, layers, visit, which in self._parts()
+        ]
+
+    def _by_step(self) -> list[Place]:
+        return [
+            Place("layer", "", {"layers": str(self.plan[step].layer + 1), "visit": self.plan[step].visit + 1}, [index])
+            for index, step in enumerate(self.steps)
+        ]
+
+
+def figure(result: UpdatesResult) -> "Figure":
+    """Norm ratio and cosine by layer with the shuffled null, then norms and variance along the steps."""
+    from plotly.graph_objects import Scatter
+    from plotly.subplots import make_subplots
+
+    titles = ("norm ratio, median", "cosine", "update norm as added", "stream variance")
+    drawn = make_subplots(rows=2, cols=2, subplot_titles=titles, vertical_spacing=0.2)
+    groups = dict.fromkeys((c.update, c.visits) for c in result.comparisons if c.visits and c.update != "visit")
+    for kind, visits in groups:
+        which = [i for i, c in enumerate(result.comparisons) if (c.update, c.visits) == (kind, visits)]
+        layers = [int(result.comparisons[i].layers) for i in which]
+        for column, quantity in enumerate(("norm ratio, median", "cosine"), 1):
+            for values, dash, end in ((result.value, "solid", ""), (result.shuffled, "dot", ", shuffled")):
+                name = f"{kind}, {pair_label(visits)}{end}"
+                trace = Scatter(x=layers, y=values[quantity][which], name=name, line={"dash": dash}, legendgroup=name,
+                                showlegend=column == 1)  # fmt: skip
+                drawn.add_trace(trace, row=1, col=column)
+    if not groups:
+        for axis in ("", "2"):
+            drawn.add_annotation(text=NEEDS_TWO_VISITS, showarrow=False, xref=f"x{axis} domain",
+                                 yref=f"y{axis} domain", x=0.5, y=0.5)  # fmt: skip
+    steps = list(result.step_labels)
+    for norm_S, update in zip(result.norm_US, OF_ONE_STEP, strict=True):
+        drawn.add_trace(Scatter(x=steps, y=norm_S, name=f"norm, {update}"), row=2, col=1)
+    for variance_S, name in ((result.variance_S, "as run"), (result.variance_at_scale_1_S, "updates at scale 1")):
+        drawn.add_trace(Scatter(x=steps, y=variance_S, name=f"variance, {name}"), row=2, col=2)
+    drawn.update_yaxes(type="log", row=2, col=2)
+    drawn.update_xaxes(title_text="layer", dtick=1, row=1)
+    drawn.update_layout(title=TITLE, height=900)
+    return drawn
+
+
+def main() -> None:
+    """The command line of this probe."""
+    from probes import command
+
+    command.main("residual_updates")
+
+
+if __name__ == "__main__":
+    main()
