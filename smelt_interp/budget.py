@@ -19,9 +19,9 @@ import tyro
 from smelt_interp import printed
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError, run_command
+from smelt_interp.network_choice import NetworkChoice
 from smelt_interp.plan import plan
 from smelt_interp.presets import PAPER_ATTENDED_TOKENS, PAPER_PAIRS, PAPER_ROWS, causal_mean
-from smelt_interp.selection import Selection
 from smelt_interp.tables import Cell, percent, print_json, print_table
 
 BYTES_PER_ENTRY = 2
@@ -287,7 +287,7 @@ def attention_interval(config: ModelConfig, active: float, total: float) -> tupl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(Selection):
+class Options(NetworkChoice):
     """Count what a network costs, alone or beside the one that it is matched to."""
 
     attended_tokens: float | Literal["own"] = "own"

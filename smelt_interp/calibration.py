@@ -220,7 +220,8 @@ class FitOptions:
     json: bool = False
     """Print JSON."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise `UserError` for options outside their rules."""
         if self.draws < 1:
             raise UserError(f"--draws must be at least 1; got {self.draws}")
         if self.seed < 0:
@@ -310,6 +311,7 @@ def main() -> None:
     if isinstance(options, WinsOptions):
         report: dict[str, object] = {"wins": [asdict(win_rate(options.wins, options.pairs))]}
     else:
+        options.check()
         report = fit_report(options.scores, options)
     if options.json:
         print_json(report)

@@ -64,6 +64,10 @@ class Request:
     """Largest mismatch of KV bytes a token."""
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise `UserError` for a request outside its rules."""
         if self.visits < 1:
             raise UserError(f"visits must be at least 1; got {self.visits}")
         if not 0 <= self.span <= 1:
@@ -316,15 +320,17 @@ class Options(Request):
     """Mean positions that a query attends to. own: 390 for the paper's grid, the causal mean for any other."""
     count: int = 5
     """How many to show."""
-    write: Path | None = None
-    """Write the best one's config to this file."""
     json: bool = False
     """Print JSON."""
+
+    def __post_init__(self) -> None:
+        """Nothing yet: what is raised while arguments are parsed ends in a box of several lines; `main` checks."""
 
 
 def main() -> None:
     """Print the best matched networks, their mismatches, and why the next best fails."""
     options = tyro.cli(Options, prog="python -m smelt_interp.matching", description=__doc__)
+    options.check()
     if options.count < 1:
         raise UserError(f"--count must be at least 1; got {options.count}")
     if options.baseline.endswith(".json"):

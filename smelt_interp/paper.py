@@ -51,7 +51,7 @@ class Row:
 
 
 def last_place(value: float) -> float:
-    """What one unit of the last digit of a decimal is worth, trailing zeros left out: 0.816 -> 0.001, 3.9e9 -> 1e8."""
+    """What one unit of the last digit of a decimal is worth, trailing zeros left out: 0.125 -> 0.001, 4.2e9 -> 1e8."""
     exponent = Decimal(repr(value)).normalize().as_tuple().exponent
     assert isinstance(exponent, int)
     return 10.0**exponent

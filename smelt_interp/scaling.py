@@ -72,7 +72,8 @@ class Question:
     json: bool = False
     """Print JSON."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise `UserError` for a budget or a level that is none."""
         for value in self.compute:
             if not 0 < value < float("inf"):
                 raise UserError(f"--compute must be above 0; got {value}")
@@ -92,8 +93,9 @@ class FitOptions(Question):
     """Bootstrap draws."""
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        Question.__post_init__(self)
+    def check(self) -> None:
+        """Raise `UserError` for options outside their rules."""
+        Question.check(self)
         if self.draws < 1:
             raise UserError(f"--draws must be at least 1; got {self.draws}")
         if self.seed < 0:
@@ -259,6 +261,7 @@ def main() -> None:
     options = tyro.extras.subcommand_cli_from_dict(
         {"fit": FitOptions, "printed": PrintedOptions}, prog="python -m smelt_interp.scaling", description=__doc__
     )
+    options.check()
     if isinstance(options, PrintedOptions):
         report = printed_report(options)
         says = "in brackets: the gains that coefficients rounding to the printed ones allow"

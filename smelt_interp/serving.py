@@ -34,9 +34,9 @@ from smelt_interp import printed
 from smelt_interp.budget import budget
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError, run_command
+from smelt_interp.network_choice import NetworkChoice
 from smelt_interp.plan import plan
 from smelt_interp.presets import PAPER_PAIRS, causal_mean
-from smelt_interp.selection import Selection
 from smelt_interp.sites import nearest
 from smelt_interp.tables import Cell, compact, print_json, print_table
 
@@ -100,6 +100,10 @@ class Load:
     """Share of a token's experts that the next visit chooses again; by default 2.5 of 8, amid the paper's 2 to 3."""
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Raise `UserError` for a load outside its rules."""
         for name in ("batch", "context"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1; got {getattr(self, name)}")
@@ -233,10 +237,18 @@ def _roofline(weight_bytes: float, kv_bytes: float, flops: float, device: Gpu) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(Selection):
+class ParsedLoad(Load):
+    """What is served."""
+
+    def __post_init__(self) -> None:
+        """Nothing yet: what is raised while arguments are parsed ends in a box of several lines; `main` checks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(NetworkChoice):
     """Put two networks side by side on one GPU."""
 
-    load: tyro.conf.OmitArgPrefixes[Load] = Load()
+    load: tyro.conf.OmitArgPrefixes[ParsedLoad] = ParsedLoad()
 
     gpu: str = "h100"
     """h100, h200, b200, a100, l4 or rtx4090."""
@@ -300,6 +312,7 @@ def figures(found: Serving) -> dict[str, float | str]:
 def main() -> None:
     """Print decode and prefill rooflines of one network or two on a GPU."""
     options = tyro.cli(Options, prog="python -m smelt_interp.serving", description=__doc__)
+    options.load.check()
     device = options.device()
     results = {network.name: serving(network.config, device, options.load) for network in options.networks()}
     block = printed_looped_block(options.pair) if options.pair in PAPER_PAIRS else {}

@@ -17,8 +17,8 @@ from smelt_interp import printed
 from smelt_interp.budget import Budget, budget, row_index
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError, run_command
+from smelt_interp.network_choice import NetworkChoice
 from smelt_interp.presets import PAPER_PAIRS
-from smelt_interp.selection import Selection
 from smelt_interp.tables import print_json, print_table
 
 
@@ -55,7 +55,7 @@ def sparsity(network: Budget, control: Budget) -> Sparsity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(Selection):
+class Options(NetworkChoice):
     """Measure sparsity against the fully active control of the Baseline, which is named second."""
 
     attended_tokens: float | Literal["own"] = "own"

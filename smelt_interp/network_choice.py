@@ -20,7 +20,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class NetworkChoice:
     """The networks of a command."""
 
     pair: str | None = None
