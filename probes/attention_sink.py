@@ -153,7 +153,10 @@ def _result(
             table += _strongest_head_rows(chosen, scopes, (value_KM, low_KM, high_KM), counted, uniform_P[0])
             table += _change_rows(chosen, scoped_NKM, count_N, has_content)
     order = list(dict.fromkeys(entry["quantity"] for entry in table))
-    table.sort(key=lambda entry: order.index(entry["quantity"]) if entry["level"] == "headline" else len(order))
+    headline = len([entry for entry in table if entry["level"] == "headline"])
+    table[:headline] = sorted(
+        table[:headline], key=lambda entry: (order.index(entry["quantity"]), entry["head"] == "largest")
+    )
     layers = [k for k, scope in enumerate(scopes) if scope.level == "layer"]
     heads = [k for k, scope in enumerate(scopes) if scope.level == "head"]
     return SinkResult(
@@ -251,7 +254,7 @@ def _strongest_head_rows(
 def _change_rows(
     chosen: Chosen, scoped_NKM: NDArray[np.float64], count_N: NDArray[np.float64], has_content: bool
 ) -> list[Row]:
-    """Later visits minus the first, with paired intervals; uniform attention changes nothing."""
+    """Later visits minus the first, with paired intervals; under uniform attention only norms of values change."""
     rows = []
     spans = chosen.spans
     for m, quantity in enumerate(QUANTITIES):
@@ -263,7 +266,8 @@ def _change_rows(
         for k in range(1, len(spans)):
             where = {"layers": spans[k].layers, "visit": f"{spans[k].visit + 1} - {spans[0].visit + 1}", "head": "mean"}
             found = estimate(scoped_NKM[:, k, m] - scoped_NKM[:, 0, m], count_N)
-            nulls = {"uniform": None if m == WEIGHTED_UNIFORM - 1 else 0.0}
+            uniform = estimate(scoped_NKM[:, k, WEIGHTED_UNIFORM] - scoped_NKM[:, 0, WEIGHTED_UNIFORM], count_N).value
+            nulls = {"uniform": uniform if m == WEIGHTED_UNIFORM - 1 else 0.0}
             rows.append(row("headline", quantity, found, where=where, nulls=nulls))
     return rows
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = "Dyck in context"
-SCORES = ("exact match", "teacher-forced", "first closer", "answer loss (nats a token)")
+SCORES = ("exact match", "teacher-forced", "first closer", "answer loss (nats)")
 FULL, COMPACT = "full", "compact"
 _DYCK = DyckOptions()
 

@@ -8,7 +8,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from probes.contract import NULL_PREFIX, Cell, Level, Row
@@ -21,6 +23,11 @@ OTHER_PREFIX = "in_"
 NEEDS_TWO_VISITS = "needs two visits"
 _NOT_KEYS = {"level", "value", "low", "high", "n", "note"}
 
+
+LONGEST_NOTE = 15
+"""Characters of a note that stands in its row of a table; a longer one stands below, under a number."""
+NEARLY_NOTHING = 1e-6
+"""Below this a table says ~0."""
 
 # Side by side
 
@@ -69,37 +76,51 @@ def beside(rows: Sequence[Row], other: Sequence[Row], name: str, *, once: bool) 
 
 
 def table(rows: Sequence[Row], title: str, others: Sequence[str], level: Level) -> Table:
-    """A terminal table of the rows up to `level`: value with its interval, nulls, other networks (their
-    intervals are in CSV and JSON), n, notes."""
+    """A terminal table of the rows up to `level`: value with its interval, nulls, other networks (their intervals are
+    in CSV and JSON), n, notes. What is the same in every row stands in the title, long words below the table."""
     shown = [row for row in rows if RANK[_level(row)] <= RANK[level]]
-    keys, nulls = keys_of(shown), nulls_of(shown)
-    drawn = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
-    for key in keys:
-        drawn.add_column(key, overflow="fold")
+    places = (*keys_of(shown), "n")
+    values = {name: {row.get(name) for row in shown} - {None} for name in places}
+    varying = [name for name in places if len(values[name]) > 1]
+    varying += [name for name in places[:-1] if len(values[name]) == 1 and any(row.get(name) is None for row in shown)]
+    varying.sort(key=places.index)
+    facts = ", ".join(
+        f"{name} {_text(next(iter(values[name])))}" for name in places if values[name] and name not in varying
+    )
+    names = {OTHER_PREFIX + name: name for name in others}
+    nulls = {name: f"null: {name.removeprefix(NULL_PREFIX).replace('_', ' ')}" for name in nulls_of(shown)}
+    long = [
+        str(row.get(name)) for row in shown for name in ("note", *names) if len(_text(row.get(name))) > LONGEST_NOTE
+    ]
+    marks = {words: f"({number})" for number, words in enumerate(dict.fromkeys(long), start=1)}
+    drawn = Table(
+        title=escape(f"{title}; {facts}" if facts else title),
+        caption=escape("\n".join(f"{mark} {words}" for words, mark in marks.items())),
+        title_justify="left",
+        caption_justify="left",
+        title_style="bold",
+        caption_style="",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
+    for name in varying:
+        drawn.add_column(name, justify="right" if name == "n" else "left", no_wrap=name == "quantity")
     drawn.add_column("value [95%]", justify="right", no_wrap=True)
-    for null in nulls:
-        drawn.add_column(f"null: {null.removeprefix(NULL_PREFIX).replace('_', ' ')}", justify="right")
-    for name in others:
-        drawn.add_column(name, justify="right")
-    drawn.add_column("n", justify="right")
-    has_notes = any(row["note"] for row in shown)
-    if has_notes:
-        drawn.add_column("note", overflow="fold")
+    for name in (*nulls.values(), *names.values()):
+        drawn.add_column(name, justify="right", overflow="fold", min_width=max(map(len, name.split(" "))))
+    drawn.add_column("")
     for row in shown:
-        cells = [_text(row.get(key)) for key in keys]
-        cells.append(
-            _text(row["value"]) + ("" if row["low"] is None else f" [{_text(row['low'])}, {_text(row['high'])}]")
-        )
-        cells += [_text(row.get(null)) for null in nulls]
-        cells += [_text(row.get(OTHER_PREFIX + name)) for name in others]
-        cells.append(_text(row["n"]))
-        drawn.add_row(*cells, *([_text(row["note"])] if has_notes else []))
+        interval = "" if row["low"] is None else f" [{_text(row['low'])}, {_text(row['high'])}]"
+        cells = [row.get(name) for name in (*varying, *nulls, *names, "note")]
+        written = [marks.get(str(cell), _text(cell)) for cell in cells]
+        drawn.add_row(*written[: len(varying)], _text(row["value"]) + interval, *written[len(varying) :])
     return drawn
 
 
 def print_tables(tables: Iterable[Table], lines: Iterable[str]) -> None:
     """Print tables, then lines, to the terminal; to a pipe at full width, so that nothing is cut."""
-    console = Console() if Console().is_terminal else Console(width=200)
+    console = Console(highlight=False) if Console().is_terminal else Console(width=200)
     for drawn in tables:
         console.print(drawn)
     for line in lines:
@@ -113,7 +134,9 @@ def _level(row: Row) -> Level:
 def _text(cell: Cell) -> str:
     if cell is None:
         return "-"
-    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
+    if isinstance(cell, float):
+        return f"{cell:.3g}" if cell == 0 or abs(cell) >= NEARLY_NOTHING else "~0"
+    return str(cell)
 
 
 def csv_text(rows: Sequence[Row]) -> str:

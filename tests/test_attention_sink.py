@@ -288,6 +288,8 @@ def test_heads_and_layers_choose_what_is_averaged() -> None:
     found = pick(rows, quantity="start mass", visit=1, **HEADLINE)
     assert found["value"] == pytest.approx(0.7, abs=1e-6)
     assert {entry["layers"] for entry in rows if entry["level"] != "headline"} == {"3"}
+    prelude = measure([batch], Options(layers=(1,))).rows()
+    assert {(entry["level"], entry["layers"]) for entry in prelude} == {("layer", "1"), ("head", "1")}
 
 
 def test_a_capture_of_some_heads_uses_the_values_that_serve_them() -> None:

@@ -5,17 +5,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from captures import planted_capture
 from planted import LOOPED, pick, planted_batch, same_numbers, split_batch, take_rows, text_samples
 
 from cache.batch import Batch
+from cache.record import run_batches
+from model.generate import Sampling, generate
+from model.network import LoopedMoE
 from probes import dyck_icl
 from probes.dyck_icl import SCORES, Episodes, Options, measure
 from smelt_interp.dyck import DyckOptions, dyck_samples
-from smelt_interp.dyck_scores import floors
+from smelt_interp.dyck_scores import answer_start, exact_match, first_closer, floors, queries
 from smelt_interp.errors import UserError
 from smelt_interp.samples import Role, Samples, concatenate
-from smelt_interp.tokenizer import PAD
+from smelt_interp.tokenizer import PAD, decode
 
 EXACT, FORCED, FIRST, LOSS = SCORES
 ALL = {"queries": "all"}
@@ -58,6 +62,29 @@ def test_the_same_answers_come_back_from_a_file(tmp_path: Path) -> None:
     capture = planted_capture(tmp_path / "dyck.h5", batch)
     assert same_numbers(
         measure([batch], Options()).rows(), measure(capture.batches(dyck_icl.needs(LOOPED), 3), Options()).rows()
+    )
+
+
+def test_exact_match_is_that_of_greedy_generation() -> None:
+    # A network of token pairs, whose layers add nothing: `)` follows `:`, a newline follows `)`.
+    network = LoopedMoE(replace(LOOPED, width=64), seed=0)
+    with torch.no_grad():
+        for name, weight in network.stored_weights().items():
+            if name.endswith(("o_proj.weight", "w_out", "unembed.weight")):
+                weight.zero_()
+        network.embed.weight.sign_()
+        for token, following in ((":", ")"), (")", "\n")):
+            network.unembed.weight[ord(following)] = network.embed.weight[ord(token)]
+    samples = dyck_samples(DyckOptions(num_types=2, shots=1, max_total=8, context=64), 24)
+    rows = measure(run_batches(network, samples, ()), Options()).rows()
+    prompts = [ids_T[:start].tolist() for ids_T, start in zip(samples.ids_NT, answer_start(samples), strict=True)]
+    made = generate(network, prompts, Sampling(max_new_tokens=5, stop_token=ord("\n")))
+    asked = [(decode(np.array(tokens)), query) for tokens, query in zip(made, queries(samples), strict=True)]
+    exact = np.mean([exact_match(text, query, "compact") for text, query in asked])
+    assert 0 < exact < np.mean([first_closer(text, query, "compact") for text, query in asked]) < 1
+    assert pick(rows, quantity=EXACT, **ALL)["value"] == pytest.approx(exact)
+    assert pick(rows, quantity=FIRST, **ALL)["value"] == pytest.approx(
+        np.mean([first_closer(text, query, "compact") for text, query in asked])
     )
 
 
@@ -105,8 +132,8 @@ def test_queries_that_show_a_needed_pair_are_counted_apart() -> None:
     shown_N = samples.episode_N["pair_shown"]
     assert 0 < shown_N.sum() < 40
     rows = measure([answered(samples, dict.fromkeys(np.flatnonzero(~shown_N).tolist(), "first"))], Options()).rows()
-    for queries, value, n in (("pair shown", 1.0, shown_N.sum()), ("pair not shown", 0.0, (~shown_N).sum())):
-        found = pick(rows, quantity=EXACT, queries=queries)
+    for shown, value, n in (("pair shown", 1.0, shown_N.sum()), ("pair not shown", 0.0, (~shown_N).sum())):
+        found = pick(rows, quantity=EXACT, queries=shown)
         assert (found["level"], found["value"], found["n"]) == ("headline", value, n)
 
 

@@ -1,6 +1,7 @@
 """The command of every probe: what it prints and writes, on a capture without torch, and how it ends on bad input."""
 
 import csv
+import io
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from captures import planted_capture
 from planted import BASELINE, LOOPED, pick, planted_batch, random_sites, start_pattern, text_samples
+from rich.console import Console
 
 from probes import catalog, report
 from probes.attention_sink import needs
@@ -218,6 +220,20 @@ def test_rows_of_two_networks_meet_where_they_say_the_same_thing() -> None:
     twice = report.beside(joined, [one(1, 1.0), one(2, 2.0)], "third", once=False)
     assert [row["in_third"] for row in twice] == [1.0, 2.0, None, None]
     assert report.keys_of(twice) == ("quantity", "layers", "visit")
+
+
+def test_a_table_says_once_what_is_the_same_and_puts_long_notes_below() -> None:
+    shared = {"level": "headline", "layers": "looped 2-3", "low": None, "high": None, "n": 5}
+    rows: list[report.Row] = [
+        {**shared, "quantity": "a", "visit": 1, "value": 0.123456, "null_uniform": 0.5, "note": "a note that is long"},
+        {**shared, "quantity": "b", "visit": 2, "value": 1e-9, "null_uniform": None, "note": "short"},
+        {**shared, "quantity": "c", "visit": 2, "value": 1.0, "note": "", "level": "head", "head": 2},
+    ]
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(report.table(rows, "Title [x]", [], "headline"))
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    assert lines[0] == "Title [x]; layers looped 2-3, n 5"
+    assert lines[3:] == ["a 1 0.123 0.5 (1)", "b 2 ~0 - short", "(1) a note that is long"]
 
 
 def test_what_is_not_a_number_is_nothing_in_json() -> None:
