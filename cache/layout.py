@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
 import h5py
 import numpy as np
@@ -58,10 +58,14 @@ class Contents:
     """Where it comes from, as JSON values: checkpoint, data, threads, versions."""
 
     def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise UserError(f"dtype must be one of {', '.join(get_args(Precision))}; got {self.precision}")
         if not len(self.samples):
             raise UserError("a capture must hold at least one sample; got 0")
         if self.sample_ids.shape != (len(self.samples),) or (np.diff(self.sample_ids) <= 0).any():
             raise UserError(f"sample ids must ascend, one a sample; got {self.sample_ids.tolist()}")
+        if (longest := max(self.samples.domain_N.tolist(), key=len)) != longest[: TOKEN_TYPES["domain"].itemsize]:
+            raise UserError(f"a domain must have at most {TOKEN_TYPES['domain'].itemsize} letters; got {longest!r}")
         for suffix, kept in self.sites.items():
             check_kept(suffix, kept, self.config)
 
@@ -70,7 +74,12 @@ class Contents:
         num_samples, num_tokens = self.samples.ids_NT.shape
         return {
             **self.source,
-            "samples": {"number": num_samples, "tokens": num_tokens, "digest": self.samples.digest()},
+            "samples": {
+                "number": num_samples,
+                "tokens": num_tokens,
+                "digest": self.samples.digest(),
+                "ids_digest": hashlib.sha256(self.sample_ids.tobytes()).hexdigest(),
+            },
             "sites": {suffix: {"steps": kept.steps, "heads": kept.heads} for suffix, kept in self.sites.items()},
             "dtype": self.precision,
         }

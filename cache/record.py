@@ -81,8 +81,7 @@ def run_batches(
     """
     kept = select(model.config, suffixes, layers=layers, visits=visits, heads=heads)
     chosen = _chosen_rows(samples, rows)
-    if batch_size < 1:
-        raise UserError(f"batch_size must be at least 1; got {batch_size}")
+    _check_batch_size(batch_size)
     return (
         _run(
             model,
@@ -118,6 +117,7 @@ def record(
     Raises UserError as `Recording` and `run_batches` do; a full disk raises OSError. Finished parts stay.
     """
     chosen = _chosen_rows(samples, rows)
+    _check_batch_size(batch_size)
     selection = {"layers": layers, "visits": visits, "heads": heads}
     contents = Contents(
         config=model.config,
@@ -142,6 +142,11 @@ def _chosen_rows(samples: Samples, rows: Sequence[int]) -> NDArray[np.int64]:
     if outside := [row for row in rows if not 0 <= row < len(samples)]:
         raise UserError(f"rows must be 0 to {len(samples) - 1}; got {outside[0]}")
     return np.array(sorted(set(rows)) or range(len(samples)), np.int64)
+
+
+def _check_batch_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1; got {batch_size}")
 
 
 def _run(
@@ -255,22 +260,23 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
 
     Raises as `record` does; before a full disk or Ctrl-C ends it, the command to go on is printed.
     """
-    filters = {
-        "layers": _from_one("layers", options.layers),
-        "visits": _from_one("visits", options.visits),
-        "heads": _from_one("heads", options.heads),
-    }
     from model.network import LoopedMoE  # torch and transformer-lens take seconds to import
 
     model = LoopedMoE.from_pretrained(options.ckpt)
+    filters = {
+        "layers": _from_one("layers", options.layers, model.config.num_layers),
+        "visits": _from_one("visits", options.visits, model.config.num_visits),
+        "heads": _from_one("heads", options.heads, model.config.num_heads),
+    }
     if options.untrained:
         model = LoopedMoE(model.config, seed=options.untrained_seed)
     samples = load_samples(options.data, model.config.context)
-    source = {
+    source: dict[str, object] = {
         "checkpoint": options.ckpt.resolve().name,
-        "untrained": [options.untrained_seed] if options.untrained else [],
         "data": asdict(options.data),
     }
+    if options.untrained:
+        source["untrained_seed"] = options.untrained_seed
     try:
         return record(
             model,
@@ -294,15 +300,16 @@ def _announce(contents: Contents, remaining: int) -> Callable[[int], None]:
     num_samples = len(contents.samples)
     size = compact(contents.site_bytes(num_samples))
     print(
-        f"{num_samples} samples, {len(contents.sites)} sites: at most {size}B in parts and as much again in the file, "
+        f"{num_samples} samples, {len(contents.sites)} sites: about {size}B in parts and as much again in the file, "
         f"before compression; {remaining} batches to record"
     )
     return Progress("batches", remaining).show
 
 
-def _from_one(what: str, numbers: Sequence[int]) -> tuple[int, ...]:
-    if below := [number for number in numbers if number < 1]:
-        raise UserError(f"{what} must be 1 or above, counted from 1; got {below[0]}")
+def _from_one(what: str, numbers: Sequence[int], count: int) -> tuple[int, ...]:
+    """Numbers that count from 1, as commands take them, as numbers that count from 0."""
+    if outside := [number for number in numbers if not 1 <= number <= count]:
+        raise UserError(f"{what} must be 1 to {count}, counted from 1; got {outside[0]}")
     return tuple(number - 1 for number in numbers)
 
 

@@ -1,5 +1,6 @@
 """What is stored is what was recorded: storage types, their errors, and the size that is said beforehand."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -117,6 +118,12 @@ def test_sample_ids_must_ascend(ids: list[int]) -> None:
         )
 
 
+def test_a_domain_that_would_be_cut() -> None:
+    samples = replace(text_samples(2), domain_N=np.array([b"code", b"a name of 17 byte"]))
+    with pytest.raises(UserError, match=r"a domain must have at most 16 letters; got b'a name of 17 byte'"):
+        Contents(config=LOOPED, samples=samples, sample_ids=np.arange(2), sites={}, precision="float16", source={})
+
+
 def test_a_capture_has_samples() -> None:
     with pytest.raises(UserError, match="a capture must hold at least one sample; got 0"):
         Contents(
@@ -125,5 +132,17 @@ def test_a_capture_has_samples() -> None:
             sample_ids=np.arange(0),
             sites={},
             precision="float16",
+            source={},
+        )
+
+
+def test_an_unknown_dtype() -> None:
+    with pytest.raises(UserError, match="dtype must be one of float16, float32; got bfloat16"):
+        Contents(
+            config=LOOPED,
+            samples=text_samples(2),
+            sample_ids=np.arange(2),
+            sites={},
+            precision="bfloat16",  # type: ignore[arg-type]
             source={},
         )

@@ -129,12 +129,12 @@ def bytes_read_by(work: Callable[[], object]) -> int:
 
 
 def test_one_matrix_is_read_without_the_rest(tmp_path: Path) -> None:
-    samples = text_samples(40, 64)
+    samples = text_samples(30, 64)
     whole = planted_batch(LOOPED, samples, random_sites(LOOPED, samples, ("attn.hook_pattern",)))
-    capture = planted_capture(tmp_path / "a.h5", whole, batch_size=20, dtype="float32")
+    capture = planted_capture(tmp_path / "a.h5", whole, batch_size=15, dtype="float32")
     matrix = 64 * 64 * 4
     size = capture.path.stat().st_size
-    assert size > 6 * 40 * 4 * matrix / 3
+    assert size > 6 * 30 * 4 * matrix / 3
     read = bytes_read_by(lambda: capture.read("attn.hook_pattern", 3, samples=slice(7, 8), head=2))
     assert read < 3 * matrix
     assert read < size / 100

@@ -6,11 +6,14 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 from captures import planted_capture, random_batch
+from forked import Child
 
 from cache.store import Capture, sidecar
 from cache.verify import verify, verify_contents
@@ -73,6 +76,33 @@ def test_flipped_bits_in_the_data_are_found_by_their_checksums_too(path: Path) -
         sign(path)
         with pytest.raises(UserError, match="a capture must be a whole HDF5 file to"):
             verify(path)
+
+
+def test_flipped_bits_elsewhere_are_found_by_the_checksums_of_the_format(path: Path) -> None:
+    """In a child, since a library that reads damaged metadata might crash."""
+    in_data = np.zeros(path.stat().st_size, bool)
+    with h5py.File(path) as file:
+        for dataset in (each for each in every_dataset(file) if each.chunks):
+            for index in range(dataset.id.get_num_chunks()):
+                block = dataset.id.get_chunk_info(index)
+                in_data[block.byte_offset : block.byte_offset + block.size] = True
+    elsewhere = np.flatnonzero(~in_data).tolist()
+    data = path.read_bytes()
+
+    def look() -> None:
+        for place in random.choices(elsewhere, k=150):
+            damaged = bytearray(data)
+            damaged[place] ^= 1 << random.randrange(8)
+            path.write_bytes(damaged)
+            with pytest.raises(UserError):
+                verify_contents(path)
+
+    assert Child(look).wait() == (0, "")
+
+
+def every_dataset(group: h5py.Group) -> Iterator[h5py.Dataset]:
+    for item in group.values():
+        yield from every_dataset(item) if isinstance(item, h5py.Group) else [item]
 
 
 def test_the_digest_is_compared_before_hdf5_reads_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
