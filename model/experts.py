@@ -84,7 +84,7 @@ def experts(
         gated=gated,
         summed=True,
         batch_invariant=batch_invariant,
-        keep_pre_activation=needs_gradient,
+        keep=needs_gradient,
         accumulate_into_grad=accumulate_into_grad,
     )
     return run(x_compute_ND, weights_NK, *weights, expert_indices_NK, options).result.to(x_ND.dtype)
@@ -120,7 +120,7 @@ def experts_traced(
             gated=gated,
             summed=False,
             batch_invariant=batch_invariant,
-            keep_pre_activation=True,
+            keep=True,
             accumulate_into_grad=accumulate_into_grad,
         )
         slot_NKD, pre_RG, order_R, counts_E = run(x_compute_ND, weights_NK, *weights, expert_indices_NK, options)
@@ -161,6 +161,8 @@ def _check(x: Tensor, expert_indices: Tensor, expert_weights: Tensor, weights: E
     w_in, w_out = weights
     if x.ndim != 2:
         raise UserError(f"x must have the axes tokens, width; got {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise UserError(f"x must hold floating point numbers; got {x.dtype}")
     if w_in.ndim != 3 or w_out.ndim != 3:
         raise UserError(
             f"w_in and w_out must have three axes, experts first; got {tuple(w_in.shape)}, {tuple(w_out.shape)}"

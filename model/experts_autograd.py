@@ -26,7 +26,8 @@ class Options(NamedTuple):
     gated: bool
     summed: bool
     batch_invariant: bool
-    keep_pre_activation: bool
+    keep: bool
+    """Hand out what a backward or a trace needs."""
     accumulate_into_grad: bool
 
 
@@ -74,12 +75,12 @@ class ExpertLayer(torch.autograd.Function):
         inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Options],
         output: tuple[Tensor, Tensor, Tensor, Tensor],
     ) -> None:
-        x_ND, expert_weights_NK, w_in, w_out, _, ctx.options = inputs
+        x_ND, expert_weights_NK, w_in, w_out, expert_indices_NK, ctx.options = inputs
         ctx.weights = (w_in, w_out)  # as they came: their .grad is where gradients may accumulate
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x_ND, expert_weights_NK, w_in, w_out, *output[1:])
-        ctx.save_for_forward(x_ND, expert_weights_NK, w_in, w_out, *output[1:])
+        ctx.save_for_forward(x_ND, expert_weights_NK, w_in, w_out, expert_indices_NK)
 
     @staticmethod
     @once_differentiable
@@ -102,14 +103,14 @@ class ExpertLayer(torch.autograd.Function):
     def jvp(ctx: _Context, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         if ctx.options.arithmetic != "torch":
             raise UserError("forward-mode derivatives must use the torch backend; got triton; pass backend='torch'")
-        x_ND, expert_weights_NK, w_in, w_out, _, order_R, counts_E = ctx.saved_tensors
+        x_ND, expert_weights_NK, w_in, w_out, expert_indices_NK = ctx.saved_tensors
         inputs = (x_ND, expert_weights_NK, w_in, w_out)
         t_x, t_expert_weights, t_w_in, t_w_out = (
             torch.zeros_like(value) if tangent is None else tangent
             for value, tangent in zip(inputs, tangents[:4], strict=True)
         )
         t_result = experts_torch.tangent(
-            *inputs, (t_x, t_expert_weights, t_w_in, t_w_out), order_R, counts_E,
+            *inputs, expert_indices_NK, (t_x, t_expert_weights, t_w_in, t_w_out),
             gated=ctx.options.gated, summed=ctx.options.summed,
         )  # fmt: skip
         return t_result, None, None, None
@@ -125,11 +126,11 @@ def _forward(
     gated: bool,
     summed: bool,
     batch_invariant: bool,
-    keep_pre_activation: bool,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     output: LayerOutput = _backend(arithmetic).forward(
         x_ND, expert_weights_NK, w_in, w_out, expert_indices_NK,
-        gated=gated, summed=summed, batch_invariant=batch_invariant, keep_pre_activation=keep_pre_activation,
+        gated=gated, summed=summed, batch_invariant=batch_invariant, keep=keep,
     )  # fmt: skip
     return output
 
@@ -180,11 +181,11 @@ def _operator(
     gated: bool,
     summed: bool,
     batch_invariant: bool,
-    keep_pre_activation: bool,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _forward(
         x_ND, expert_weights_NK, w_in, w_out, expert_indices_NK,
-        arithmetic, gated, summed, batch_invariant, keep_pre_activation,
+        arithmetic, gated, summed, batch_invariant, keep,
     )  # fmt: skip
 
 
@@ -199,15 +200,15 @@ def _operator_shapes(
     gated: bool,
     summed: bool,
     batch_invariant: bool,
-    keep_pre_activation: bool,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (num_tokens, top_k), width = expert_indices_NK.shape, x_ND.shape[1]
     num_rows = num_tokens * top_k
     return (
         x_ND.new_empty((num_tokens, width) if summed else (num_tokens, top_k, width)),
-        x_ND.new_empty(num_rows if keep_pre_activation else 0, w_in.shape[1]),
-        expert_indices_NK.new_empty(num_rows, dtype=torch.int64),
-        expert_indices_NK.new_empty(w_in.shape[0], dtype=torch.int64),
+        x_ND.new_empty(num_rows if keep else 0, w_in.shape[1]),
+        expert_indices_NK.new_empty(num_rows if keep else 0, dtype=torch.int64),
+        expert_indices_NK.new_empty(w_in.shape[0] if keep else 0, dtype=torch.int64),
     )
 
 

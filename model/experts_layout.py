@@ -13,7 +13,8 @@ class LayerOutput(NamedTuple):
     result: Tensor
     """N D with the K slots summed, else N K D."""
     pre_RG: Tensor
-    """Gate then up before the activation; no rows unless they were to be kept."""
+    """Gate then up before the activation. This and the rest are what a backward or a trace needs: without `keep` they
+    are empty."""
     order_R: Tensor
     """Flat slot n K + k that sits in each row; slots of one expert keep their order."""
     counts_E: Tensor

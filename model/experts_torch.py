@@ -40,7 +40,7 @@ def forward(
     gated: bool,
     summed: bool,
     batch_invariant: bool,
-    keep_pre_activation: bool,
+    keep: bool,
 ) -> LayerOutput:
     """See `LayerOutput`. Raises `UserError` for an expert id outside 0..E-1.
 
@@ -50,7 +50,7 @@ def forward(
     order_R, counts_E = _sort(expert_indices_NK, w_in.shape[0])
     num_rows, width = order_R.numel(), x_ND.shape[1]
     rows_RD = x_ND.new_empty(num_rows, width)
-    pre_RG = x_ND.new_empty(num_rows if keep_pre_activation else 0, w_in.shape[1])
+    pre_RG = x_ND.new_empty(num_rows if keep else 0, w_in.shape[1])
     token_R = order_R // expert_weights_NK.shape[1]
     weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R)
     w_in_E, w_out_E = w_in.transpose(1, 2).unbind(0), w_out.transpose(1, 2).unbind(0)
@@ -69,10 +69,12 @@ def forward(
         _multiply(act_RF, w_out_E, out_RD, group)
         if batch_invariant:
             rows_RD[rows] = out_RD[: group.stop - group.start]
-        if keep_pre_activation:
+        if keep:
             pre_RG[rows] = group_pre_RG[: group.stop - group.start]
     row_NK = _inverse(order_R).view(expert_indices_NK.shape)
-    return LayerOutput(sum_rows(rows_RD, row_NK) if summed else rows_RD[row_NK], pre_RG, order_R, counts_E)
+    result = sum_rows(rows_RD, row_NK) if summed else rows_RD[row_NK]
+    kept = (order_R, counts_E) if keep else (order_R.new_empty(0), counts_E.new_empty(0))
+    return LayerOutput(result, pre_RG, *kept)
 
 
 def backward(
@@ -154,14 +156,14 @@ def tangent(
     expert_weights_NK: Tensor,
     w_in: Tensor,
     w_out: Tensor,
+    expert_indices_NK: Tensor,
     tangents: tuple[Tensor, Tensor, Tensor, Tensor],
-    order_R: Tensor,
-    counts_E: Tensor,
     *,
     gated: bool,
     summed: bool,
 ) -> Tensor:
     """The directional derivative of `LayerOutput.result` for tangents of the four inputs."""
+    order_R, counts_E = _sort(expert_indices_NK, w_in.shape[0])
     t_x_ND, t_weights_NK, t_w_in, t_w_out = tangents
     token_R = order_R // expert_weights_NK.shape[1]
     weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R)
@@ -258,10 +260,14 @@ def _add_weight_gradients(
     """gradients[expert] = left.T @ right on each segment of a group, added to what is there with `accumulate`."""
     left_parts, right_parts = left.split(group.sizes), right.split(group.sizes)
     for expert, left_part, right_part in zip(group.experts, left_parts, right_parts, strict=True):
-        if accumulate:
-            gradients[expert].addmm_(left_part.t(), right_part)
+        target = gradients[expert]
+        if target.dtype != left.dtype:  # weights stored in another type than that of the arithmetic
+            product = torch.mm(left_part.t(), right_part, out=left.new_empty(target.shape))
+            target.copy_(target + product if accumulate else product)
+        elif accumulate:
+            target.addmm_(left_part.t(), right_part)
         else:
-            torch.mm(left_part.t(), right_part, out=gradients[expert])
+            torch.mm(left_part.t(), right_part, out=target)
 
 
 def _activation_tangent(pre_RG: Tensor, t_pre_RG: Tensor, *, gated: bool) -> Tensor:

@@ -40,7 +40,7 @@ def forward(
     gated: bool,
     summed: bool,
     batch_invariant: bool,
-    keep_pre_activation: bool,
+    keep: bool,
 ) -> LayerOutput:
     """See `experts_layout.LayerOutput`. Raises `UserError` without a GPU, unless interpreted."""
     if x_ND.device.type != "cuda" and not triton.knobs.runtime.interpret:
@@ -51,27 +51,30 @@ def forward(
     num_rows = num_tokens * top_k
     _check_ids(expert_indices_NK, num_experts)
     tiles = choose(x_ND.dtype, num_rows, num_experts, batch_invariant=batch_invariant)
-    if num_rows * 4 <= num_experts and summed and not keep_pre_activation:
-        table, counts_E = _unsorted_table(expert_indices_NK), expert_indices_NK.new_empty(0, dtype=torch.int64)
+    kept = [expert_indices_NK.new_empty(0, dtype=torch.int64) for _ in ("order_R", "counts_E")]
+    if num_rows * 4 <= num_experts and not keep:
+        table = _unsorted_table(expert_indices_NK)
     else:
         order_R, start_E1 = _sort(expert_indices_NK, num_experts)
-        table, counts_E = _tile_table(order_R, start_E1, tiles.up.rows), start_E1.diff()
+        table = _tile_table(order_R, start_E1, tiles.up.rows)
+        if keep:
+            kept = [order_R, start_E1.diff()]
 
     x_ND = _contiguous_rows(x_ND)
     weights_NK = expert_weights_NK.contiguous()
     act_RF = x_ND.new_empty(num_rows, expert_width)
-    pre_RG = x_ND.new_empty(num_rows if keep_pre_activation else 0, pre_width)
+    pre_RG = x_ND.new_empty(num_rows if keep else 0, pre_width)
     if num_rows:
         tile = tiles.up
         kernels.up[len(table.expert_P), triton.cdiv(expert_width, tile.columns)](
             x_ND, w_in, *table, act_RF, pre_RG, x_ND.stride(0), *w_in.stride(),
-            WIDTH=width, EXPERT_WIDTH=expert_width, TOP_K=top_k, GATED=gated, KEEP_PRE=keep_pre_activation,
+            WIDTH=width, EXPERT_WIDTH=expert_width, TOP_K=top_k, GATED=gated, KEEP_PRE=keep,
             ACCUMULATE=_accumulator(x_ND), BLOCK_ROWS=tile.rows, BLOCK_COLUMNS=tile.columns, BLOCK_DEPTH=tile.depth,
             num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=FP_FUSION,
         )  # fmt: skip
     slot_NKD = _rows_to_slots(act_RF, w_out, weights_NK, table, tiles.rows_to_slots, transposed=False)
     result = _combine(slot_NKD) if summed else slot_NKD
-    return LayerOutput(result, pre_RG, table.order_R, counts_E)
+    return LayerOutput(result, pre_RG, *kept)
 
 
 def backward(

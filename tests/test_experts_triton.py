@@ -1,0 +1,22 @@
+"""The Triton kernels without a GPU: interpreted in a process of their own, because the choice is made at import."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).with_name("interpreted_experts.py")
+
+
+@pytest.mark.timeout(900)
+def test_the_interpreted_kernels_pass_all_their_tests():
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(FILE)],
+        capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"}, cwd=FILE.parents[1],
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stdout[-6000:] + finished.stderr[-2000:]
+    summary = finished.stdout.strip().splitlines()[-1]
+    assert " passed" in summary
+    assert "skipped" not in summary
