@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 TITLE = "Experts across visits"
 
-SHARED, JACCARD, WEIGHT, Z = "experts shared", "Jaccard", "weight shared", "experts shared, z against shuffled"
+SHARED, JACCARD, WEIGHT, Z = "experts shared", "Jaccard", "weight shared", "experts shared, z"
 OVERLAPS = (SHARED, JACCARD, WEIGHT)
 
 
@@ -294,7 +294,7 @@ class _Reading:
             else:
                 for span in self.spans:
                     where: dict[str, Cell] = {"layers": span.layers, "visit": span.visit + 1}
-                    note = f"needs samples of two {kind}s; these are all {', '.join(classes.names) or 'empty'}"
+                    note = f"needs two {kind}s; got {', '.join(classes.names) or 'none'}"
                     self.table.append(row("headline", f"specialisation by {kind}", None, where=where, note=note))
 
     def _step_rows(

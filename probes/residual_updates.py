@@ -11,12 +11,13 @@ Nulls. `shuffled`: the later visit's tokens shuffled within their sample (of the
 shuffles; the RMS ratio has none, since a shuffle leaves it as it is). `unlooped`: the same between two consecutive
 layers that run once, mean over all such pairs of this network.
 
-The loop factor is on both visits, so it cancels between them. It does not cancel against prelude and coda: `update
-norm` compares the parts of the network as added, `..., loop factor divided out` with each looped update divided by it.
+The loop factor is on both visits, so it cancels between them; it does not cancel against prelude and coda.
 
+    update norm          root mean square norm over tokens of what a step adds, mean over the steps of a part; beside it
+                         that of the layers that run once
+    undamped ...         the same with each looped update divided by the loop factor, to compare with prelude and coda
     stream variance      mean over tokens of the variance over channels, after a step
-    ..., updates at scale 1
-                         the same of the stream that enters the first step plus every recorded update divided by its
+    undamped ...         the same of the stream that enters the first step plus every recorded update divided by its
                          loop factor. Not a run at scale 1: each update is what the network wrote while reading its own,
                          damped stream
 """
@@ -46,7 +47,7 @@ TITLE = "Residual updates"
 Update = Literal["attention", "experts", "layer", "visit"]
 OF_ONE_STEP: tuple[Update, ...] = ("attention", "experts", "layer")
 QUANTITIES = ("norm ratio, median", "norm ratio, RMS", "cosine")
-NORM, VARIANCE = "update norm", "stream variance"
+NORM, VARIANCE, UNDAMPED = "update norm", "stream variance", "undamped"
 ATTENTION, EXPERTS, ENTERING = "hook_attn_out", "hook_mlp_out", "hook_resid_pre"
 
 
@@ -102,7 +103,7 @@ class UpdatesResult:
     """The loop factor inside each update."""
     variance_S: NDArray[np.float64]
     """Of the stream after each step."""
-    variance_at_scale_1_S: NDArray[np.float64]
+    undamped_variance_S: NDArray[np.float64]
     """NaN where a step before it was not recorded."""
     entering_variance: float
     """Of the stream that enters the first measured step."""
@@ -292,7 +293,7 @@ class _Reading:
             norm_US=self.norm_RSU[0].T,
             scale_S=self.scale_S,
             variance_S=self.variance_RS[0],
-            variance_at_scale_1_S=self.undamped_RS[0],
+            undamped_variance_S=self.undamped_RS[0],
             entering_variance=float(ratio(self.sums["entering"], self.sums["tokens"])[0]),
         )
 
@@ -327,8 +328,10 @@ class _Reading:
                         note = NEEDS_TWO_VISITS if self.config.num_visits == 1 else "needs every looped layer recorded"
                         self.table.append(row("headline", quantity, None, where=where, note=note))
                 if once:
+                    # Beside a comparison of visits this is its null; on a Baseline it is what there is to compare.
+                    level: Level = "layer" if of_visits else "headline"
                     where = {"layers": "unlooped", "visit": 1, "update": update}
-                    self._row("headline", f"{quantity}, consecutive unlooped layers", once, where, None)
+                    self._row(level, f"{quantity}, consecutive unlooped layers", once, where, None)
                 for index in (*(of_visits if update != "visit" else ()), *once):
                     visits = compared[index].visits
                     visit: Cell = pair_label(visits) if visits else 1
@@ -367,20 +370,20 @@ class _Reading:
         return sorted(found, key=lambda part: part[3][0])
 
     def _norm_rows(self) -> None:
-        """As added and with the loop factor divided out: the layer's update by part of the network, all by step."""
+        """As added and undamped: the layer's update by part of the network, all by step."""
         alone = once_visited(self.plan)
         once = [index for index, step in enumerate(self.steps) if step in alone]
         for kind, update in enumerate(OF_ONE_STEP):
             for title, norm_RS in (
                 (NORM, self.norm_RSU[..., kind]),
-                (f"{NORM}, loop factor divided out", self.norm_RSU[..., kind] / self.scale_S),
+                (f"{UNDAMPED} {NORM}", self.norm_RSU[..., kind] / self.scale_S),
             ):
                 places = self._by_step()
                 if update == "layer":
                     places = [*self._by_part(", "), *places]
                 for level, end, where, which in places:
                     scale = self.scale_S[which[0]]
-                    note = f"loop factor {scale:.4g} inside: not comparable with prelude and coda"
+                    note = f"loop factor {scale:.4g} does not cancel here"
                     self.table.append(
                         row(
                             level,
@@ -397,12 +400,12 @@ class _Reading:
         entering = interval(ratio(self.sums["entering"], self.sums["tokens"]), self.n)
         where: dict[str, Cell] = {"layers": f"before {self.plan[self.steps[0]].layer + 1}", "visit": 1}
         self.table.append(row("headline", f"{VARIANCE}, entering", entering, where=where))
-        note = "recorded updates over the loop factor, summed; not a run at scale 1"
+        note = "not a run at scale 1"
         if not self.stream.whole:
             note = "needs every step from the first recorded"
         for title, variance_RS, remark in (
             (VARIANCE, self.variance_RS, ""),
-            (f"{VARIANCE}, updates at scale 1", self.undamped_RS, note),
+            (f"{UNDAMPED} {VARIANCE}", self.undamped_RS, note),
         ):
             for level, end, place, which in (*self._by_part(", end of "), *self._by_step()):
                 measured = interval(variance_RS[:, which[-1]], self.n)
@@ -445,7 +448,7 @@ def figure(result: UpdatesResult) -> "Figure":
     steps = list(result.step_labels)
     for norm_S, update in zip(result.norm_US, OF_ONE_STEP, strict=True):
         drawn.add_trace(Scatter(x=steps, y=norm_S, name=f"norm, {update}"), row=2, col=1)
-    for variance_S, name in ((result.variance_S, "as run"), (result.variance_at_scale_1_S, "updates at scale 1")):
+    for variance_S, name in ((result.variance_S, "as run"), (result.undamped_variance_S, UNDAMPED)):
         drawn.add_trace(Scatter(x=steps, y=variance_S, name=f"variance, {name}"), row=2, col=2)
     drawn.update_yaxes(type="log", row=2, col=2)
     drawn.update_xaxes(title_text="layer", dtick=1, row=1)

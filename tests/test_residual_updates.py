@@ -148,7 +148,7 @@ def test_the_unlooped_null_is_that_of_consecutive_layers_that_run_once() -> None
     expected = {"norm ratio, median": 4.0, "norm ratio, RMS": 4.0, "cosine": 0.3}
     for quantity, null in expected.items():
         assert number(find(result, quantity, update="attention"), "null_unlooped") == pytest.approx(null, abs=1e-6)
-        apart = find(result, f"{quantity}, consecutive unlooped layers", update="attention")
+        apart = find(result, f"{quantity}, consecutive unlooped layers", "layer", update="attention", layers="unlooped")
         assert number(apart) == pytest.approx(null, abs=1e-6)
         assert find(result, quantity, update="visit")["null_unlooped"] is None
     # One layer before the loop and one after it: nothing is consecutive there.
@@ -163,13 +163,13 @@ def test_the_loop_factor_is_divided_out_of_looped_updates_alone() -> None:
     layer_ND = (np.asarray(batch.sites[4, ATTENTION], np.float64) + batch.sites[4, EXPERTS])[token_BT]
     expected = np.sqrt((layer_ND**2).sum(-1).mean())
     as_added = find(result, "update norm", "layer", update="layer", layers="3", visit=2)
-    divided = find(result, "update norm, loop factor divided out", "layer", update="layer", layers="3", visit=2)
+    divided = find(result, "undamped update norm", "layer", update="layer", layers="3", visit=2)
     assert number(as_added) == pytest.approx(expected, abs=1e-9)
     assert number(divided) == pytest.approx(expected / DEEP.loop_scale, abs=1e-9)
-    assert "loop factor 0.5 inside: not comparable with prelude and coda" in str(as_added["note"])
+    assert "loop factor 0.5 does not cancel here" in str(as_added["note"])
     for part in ("prelude", "coda"):
         plain = find(result, f"update norm, {part}")
-        assert number(plain) == number(find(result, f"update norm, loop factor divided out, {part}"))
+        assert number(plain) == number(find(result, f"undamped update norm, {part}"))
         assert plain["note"] == ""
     by_step = [find(result, "update norm", "layer", update="layer", layers=name)["value"] for name in ("1", "2")]
     assert find(result, "update norm, prelude")["value"] == pytest.approx(np.mean(by_step))
@@ -199,16 +199,16 @@ def test_variance_along_the_steps_and_at_scale_1() -> None:
         stream_ND = stream_ND + added_ND
         undamped_ND = undamped_ND + added_ND / (0.5 if 2 <= step < 6 else 1)
         assert result.variance_S[step] == pytest.approx(stream_ND.var(-1).mean(), abs=1e-9)
-        assert result.variance_at_scale_1_S[step] == pytest.approx(undamped_ND.var(-1).mean(), abs=1e-9)
+        assert result.undamped_variance_S[step] == pytest.approx(undamped_ND.var(-1).mean(), abs=1e-9)
     assert find(result, "stream variance, end of loop", visit=2)["value"] == pytest.approx(result.variance_S[5])
-    scale_1 = find(result, "stream variance, updates at scale 1, end of coda")
-    assert scale_1["value"] == pytest.approx(result.variance_at_scale_1_S[7])
+    scale_1 = find(result, "undamped stream variance, end of coda")
+    assert scale_1["value"] == pytest.approx(result.undamped_variance_S[7])
     assert "not a run at scale 1" in str(scale_1["note"])
 
 
 def test_scale_1_changes_nothing_where_the_loop_scale_is_1() -> None:
     result = probe.measure([consistent_batch(replace(DEEP, loop_scale=1.0))], probe.Options())
-    np.testing.assert_allclose(result.variance_at_scale_1_S, result.variance_S, atol=1e-12)
+    np.testing.assert_allclose(result.undamped_variance_S, result.variance_S, atol=1e-12)
 
 
 def test_steps_that_were_not_recorded_leave_gaps_that_are_marked() -> None:
@@ -219,7 +219,7 @@ def test_steps_that_were_not_recorded_leave_gaps_that_are_marked() -> None:
     assert find(result, "cosine", update="visit")["note"] == "needs every looped layer recorded"
     assert find(result, "cosine", update="layer")["layers"] == "looped 3-4"
     assert np.isfinite(number(find(result, "cosine", update="layer")))
-    gap = find(result, "stream variance, updates at scale 1, end of coda")
+    gap = find(result, "undamped stream variance, end of coda")
     assert (gap["value"], gap["note"]) == (None, "needs every step from the first recorded")
     assert number(find(result, "stream variance, end of coda")) > 0
 
@@ -258,7 +258,7 @@ def test_a_baseline_reports_its_stream_and_marks_the_rest() -> None:
         assert np.isfinite(number(find(result, f"{quantity}, consecutive unlooped layers", update="layer")))
     assert sum(c.update == "layer" for c in result.comparisons) == 5  # every layer of six against the next
     assert number(find(result, "stream variance, end of loop")) == pytest.approx(result.variance_S[3])
-    np.testing.assert_allclose(result.variance_at_scale_1_S, result.variance_S, atol=1e-12)
+    np.testing.assert_allclose(result.undamped_variance_S, result.variance_S, atol=1e-12)
     assert len(probe.figure(result).data) == 5
 
 
