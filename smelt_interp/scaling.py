@@ -245,6 +245,8 @@ def _show(report: Row, interval_says: str) -> None:
         if rows:
             columns = list(rows[0])
             print_table(title, columns, [[_cell(row[name]) for name in columns] for row in rows])
+    if not gains:
+        print(f"no gains: they are measured against an architecture named {BASELINE}, beside another")
     print(interval_says)
 
 

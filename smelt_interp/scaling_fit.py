@@ -21,8 +21,8 @@ HUBER_DELTA = 1e-3
 """Of the log loss (section 4.1)."""
 
 START_COMPUTE_EXPONENTS = (0.15, 0.3, 0.45, 0.6, 0.8)
-START_SPARSITY_EXPONENTS = (0.05, 0.2, 0.5)
-START_TOKEN_EXPONENTS = (0.2, 0.35, 0.5, 0.7, 0.9)
+START_SPARSITY_EXPONENTS = (0.1, 0.4)
+START_TOKEN_EXPONENTS = (0.2, 0.4, 0.65, 0.9)
 SMALLEST_START_TERM = 1e-3
 """Nats; a start whose linear fit makes a term negative begins from this."""
 

@@ -108,9 +108,9 @@ def test_a_cell_is_all_horizons_of_one_budget_and_sparsity() -> None:
 
 
 def test_the_intervals_of_planted_grids_hold_the_truth(coverage: ModuleType) -> None:
-    held = [coverage.covered(seed, draws=100) for seed in range(100, 108)]
+    held = [coverage.covered(seed, draws=80) for seed in range(100, 105)]
     for name in ("gamma baseline", "gamma smelt", "gain at 1e21, 95% sparse"):
-        assert sum(row[name] for row in held) >= 6, name
+        assert sum(row[name] for row in held) >= 4, name
 
 
 def test_two_thousand_draws_take_well_under_two_minutes() -> None:
@@ -221,7 +221,18 @@ def test_the_same_seed_gives_the_same_intervals(command: Command, tmp_path: Path
     assert first == again
     assert first["fits"] != other["fits"]
     assert first["gains"] == []
-    assert "20 bootstrap draws over grid cells, seed 7" in command.text(main, "fit", path, "--draws", 20, "--seed", 7)
+    text = command.text(main, "fit", path, "--draws", 20, "--seed", 7)
+    assert "20 bootstrap draws over grid cells, seed 7" in text
+    assert "no gains: they are measured against an architecture named baseline" in text
+
+
+def test_a_gain_that_is_never_reached_is_null_and_says_never(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    hopeless = replace(LAWS["smelt"], floor=2.5)
+    path.write_text(f"{HEADER}\n" + lines({"baseline": grid(LAWS["baseline"]), "smelt": grid(hopeless)}))
+    asked = ("--draws", 5, "--compute", 1e21, "--sparsity", 0.95)
+    assert command.json(main, "fit", path, *asked)["gains"][0]["gain"] == {"value": None, "low": None, "high": None}
+    assert "never [never, never]" in command.text(main, "fit", path, *asked)
 
 
 def test_the_printed_law_can_be_asked_anywhere(command: Command) -> None:
