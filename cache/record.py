@@ -1,7 +1,7 @@
 """Runs a network and records what its hooks saw: as batches in memory, or as a capture on the disk.
 
 This is the only file of `cache` that runs a model. Batches have one fixed shape, the last one filled up with copies of
-its last row, so a sample's numbers do not depend on how many samples there are.
+its last row, and each is a function of its own rows alone, so a recording that was interrupted gives the same numbers.
 
     python -m cache.record --ckpt checkpoints/demo-smelt --sites attn.hook_pattern --visits 2 --heads 1 3 --out x.h5
     python -m cache.record --ckpt checkpoints/demo-smelt --data dyck --samples 64 --out captures/dyck.h5

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 
 
@@ -16,7 +17,10 @@ class Child:
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._errors, write_end = os.pipe()
-        self.process = os.fork()
+        with warnings.catch_warnings():
+            # Python 3.12 and later warn of a fork beside other threads; the idle ones of torch are not used here.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.process = os.fork()
         if self.process == 0:
             try:
                 os.dup2(write_end, 2)

@@ -104,7 +104,7 @@ def test_killed_while_the_parts_are_joined(tmp_path: Path, batch: Batch, uninter
 
 def test_no_reader_sees_a_file_that_is_not_whole(tmp_path: Path, batch: Batch) -> None:
     out = tmp_path / "a.h5"
-    child = Child(lambda: record(out, batch, pause=0.002))
+    child = Child(lambda: record(out, batch, pause=0.01))
     seen: Counter[str] = Counter()
     while True:
         running = child.running()
