@@ -1,0 +1,75 @@
+"""The folder of captures: what lies in it, which of them a page shows, and what to type when there is none."""
+
+from pathlib import Path
+
+import streamlit as st
+
+from cache.store import Capture, parts_folder
+from smelt_interp.errors import UserError
+
+RECORD = (
+    "python -m cache.record --ckpt checkpoints/demo-smelt --data dyck --samples 64 --out {folder}/smelt-dyck.h5\n"
+    "python -m cache.record --ckpt checkpoints/demo-baseline --data dyck --samples 64 --out {folder}/baseline-dyck.h5"
+)
+KEY = "capture"
+"""Name of the choice in the address."""
+
+
+def capture_names(folder: Path) -> list[str]:
+    """File names of everything that is a capture or was meant to become one, sorted."""
+    files = {path.name for path in folder.glob("*.h5")}
+    unfinished = {path.with_suffix(".h5").name for path in folder.glob("*.parts") if path.is_dir()}
+    return sorted(files | unfinished)
+
+
+def other_capture_names(folder: Path, capture: Capture) -> list[str]:
+    """The names of the finished ones but this."""
+    return [path.name for path in sorted(folder.glob("*.h5")) if path != capture.path]
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether only parts of it are there."""
+    return not path.exists() and parts_folder(path).is_dir()
+
+
+def say_how_to_record(folder: Path) -> None:
+    """What to type to have a capture to look at."""
+    st.info(f"There is no capture in `{folder}` yet. Record one, then reload this page:", icon=":material/folder_open:")
+    st.code(RECORD.format(folder=folder), language="bash")
+
+
+def name_a_capture(page: st.Page, folder: Path) -> None:
+    """Go to the page with the first capture in the address when it names none.
+
+    The widget has no default for this reason: a link keeps its meaning when more captures are recorded.
+    """
+    names = capture_names(folder)
+    if names and KEY not in st.query_params and st.session_state.get(KEY) is None:
+        st.switch_page(page, query_params={**st.query_params.to_dict(), KEY: names[0]})
+
+
+def choose_capture(folder: Path) -> None:
+    """The widget that says and changes which capture the pages show.
+
+    It belongs to the script that every page shares, so the choice stays from page to page.
+    """
+    names = capture_names(folder)
+    asked = st.query_params.get(KEY)
+    if names:
+        name = st.sidebar.selectbox("Capture", names, index=None, required=True, key=KEY, bind="query-params")
+        if name is None:
+            st.error(f"a capture must be one of those in {folder}, {', '.join(names)}; got {asked}: choose one")
+
+
+def chosen_capture(folder: Path) -> Capture | None:
+    """The capture that was chosen. None, and one line on the page that says why, when there is none to open."""
+    if not capture_names(folder):
+        say_how_to_record(folder)
+    name = st.session_state.get(KEY)
+    if name is None:
+        return None
+    try:
+        return Capture(folder / name)
+    except UserError as error:
+        st.error(str(error))
+        return None

@@ -1,0 +1,57 @@
+"""The dashboard: its pages, and the folder of captures that they show.
+
+streamlit run app/main.py [-- --captures DIR]
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import streamlit as st
+
+from app.attention_page import attention_page
+from app.capture_folder import choose_capture, name_a_capture
+from app.probe_page import probe_page
+from app.runs_page import runs_page
+from probes import catalog
+from smelt_interp.errors import UserError
+
+NARROW_MARGINS = "<style>[data-testid=stMainBlockContainer] {padding: 3rem 3rem 4rem}</style>"
+
+
+def captures_folder(arguments: Sequence[str]) -> Path:
+    """The folder that follows `--captures`; `captures` when nothing is given."""
+    match list(arguments):
+        case []:
+            return Path("captures")
+        case ["--captures", folder]:
+            return Path(folder)
+        case given:
+            raise UserError(f"what follows `--` must be `--captures DIR`; got {' '.join(given)}")
+
+
+def main() -> None:
+    """Lay out the page that the address names."""
+    st.set_page_config(page_title="smelt-interp", layout="wide", initial_sidebar_state=340)
+    st.html(NARROW_MARGINS)
+    try:
+        folder = captures_folder(sys.argv[1:])
+    except UserError as error:
+        st.error(str(error))
+        return
+
+    def page(show: Callable[[Path], None], name: str, title: str) -> st.Page:
+        # No icon: a page's icon is also its browser symbol, which would come from a font server.
+        return st.Page(partial(show, folder), title=title, url_path=name, default=name == "runs")
+
+    probes = {name: page(partial(probe_page, name), name, catalog.load(name).TITLE) for name in catalog.NAMES}
+    runs = page(partial(runs_page, probes), "runs", "Runs")
+    attention = page(attention_page, "attention", "Attention, both visits")
+    chosen = st.navigation({"": [runs], "Look": [attention], "Measure": list(probes.values())})
+    name_a_capture(chosen, folder)
+    choose_capture(folder)
+    chosen.run()
+
+
+main()

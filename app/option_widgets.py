@@ -1,0 +1,124 @@
+"""A probe's options as widgets, as an address, and as the words of its command: all from the same dataclass."""
+
+import ast
+import inspect
+import textwrap
+import types
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import MISSING, Field, fields
+from typing import Literal, Union, get_args, get_origin, get_type_hints
+
+import streamlit as st
+
+from smelt_interp.errors import UserError
+
+
+def option_help(options: type) -> dict[str, str]:
+    """The docstring under each field: what the command prints for `--help`."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(options))).body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for statement, following in zip(body.body, body.body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            match following:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    found[statement.target.id] = inspect.cleandoc(text)
+    return found
+
+
+def choose_options(options: type) -> object:
+    """One widget a field, its value in the address; the options they make. Raises UserError as the options do."""
+    kinds = get_type_hints(options)
+    texts = option_help(options)
+    chosen = {
+        field.name: _widget(field.name, kinds[field.name], _default(field), texts[field.name])
+        for field in fields(options)
+    }
+    made: object = options(**chosen)
+    return made
+
+
+def option_words(options: object) -> list[str]:
+    """The words of the command line that give these options; those at their default need none."""
+    words: list[str] = []
+    for name, value in changed_options(options).items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", *_text(value).split()]
+    return words
+
+
+def changed_options(options: object) -> dict[str, object]:
+    """The options that are not at their default."""
+    values = {field.name: getattr(options, field.name) for field in fields(options)}  # type: ignore[arg-type]
+    defaults = {field.name: _default(field) for field in fields(options)}  # type: ignore[arg-type]
+    return {name: value for name, value in values.items() if value != defaults[name]}
+
+
+def query_of(options: Mapping[str, object]) -> dict[str, str]:
+    """The address that sets the widgets to these options, given as values of a result's JSON."""
+    return {name: _text(value).lower() if isinstance(value, bool) else _text(value) for name, value in options.items()}
+
+
+def parse_option(name: str, text: str, kind: object) -> object:
+    """A typed value as the command line reads it: words separated by spaces. Raises UserError."""
+    try:
+        return _parsed(text.strip(), kind)
+    except ValueError:
+        raise UserError(f"{name} must be {_described(kind)}; got {text or 'nothing'}") from None
+
+
+def _widget(name: str, kind: object, default: object, help_text: str) -> object:
+    label = name.replace("_", " ").capitalize()
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        index = choices.index(default)
+        return st.selectbox(label, choices, index=index, key=name, help=help_text, bind="query-params")
+    if isinstance(default, bool):
+        return st.toggle(label, default, key=name, help=help_text, bind="query-params")
+    if kind is int and isinstance(default, int):
+        return st.number_input(label, value=default, step=1, key=name, help=help_text, bind="query-params")
+    if kind is float and isinstance(default, float):
+        return st.number_input(label, value=default, format="%g", key=name, help=help_text, bind="query-params")
+    text = st.text_input(label, _text(default), key=name, help=help_text, bind="query-params")
+    return parse_option(name, text or "", kind)
+
+
+def _default(field: "Field[object]") -> object:
+    assert field.default is not MISSING, f"option {field.name} has no default"
+    return field.default
+
+
+def _text(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+def _parsed(text: str, kind: object) -> object:
+    arguments = get_args(kind)
+    if get_origin(kind) in (Union, types.UnionType):
+        for member in arguments:
+            with suppress(ValueError):
+                return _parsed(text, member)
+    elif get_origin(kind) is Literal:
+        if text in arguments:
+            return text
+    elif get_origin(kind) is tuple:
+        return tuple(_parsed(word, arguments[0]) for word in text.split())
+    elif kind in (int, float, str):
+        value: object = kind(text)
+        return value
+    raise ValueError(text)
+
+
+def _described(kind: object) -> str:
+    arguments = get_args(kind)
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(map(_described, arguments))
+    if get_origin(kind) is Literal:
+        return " or ".join(map(str, arguments))
+    if get_origin(kind) is tuple:
+        return f"{_described(arguments[0])}s separated by spaces"
+    return "whole number" if kind is int else "number" if kind is float else "text"
