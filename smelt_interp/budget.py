@@ -1,6 +1,6 @@
 """What a network costs: parameters, FLOPs and KV cache, counted by formula from its config.
 
-Parameters are paid once a layer; FLOPs and KV cache once a step (section 3.2, "Matched budgets"):
+Parameters are paid once a layer; FLOPs and KV cache once a step (the paper's FLOP formula, arXiv:2609.01343):
 
     forward FLOPs a token = steps * (2 D (2 Q C + 2 G C) + 4 Q C n + 2 D E + 6 K D F)    n = mean attended tokens
     training FLOPs a token = 3 * forward

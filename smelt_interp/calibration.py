@@ -1,6 +1,6 @@
-"""From loss to score: a monotone sigmoid fitted to one architecture, and what another scores beyond it (section 5).
+"""From loss to score: a monotone sigmoid fitted to one architecture, and what another scores beyond it.
 
-    y(l) = b + a / (1 + exp(-d alpha (l - tau))),   a > 0, alpha > 0
+    y(l) = b + a / (1 + exp(-d alpha (l - tau))),   a > 0, alpha > 0                     (arXiv:2609.01343)
 
 l is a loss in nats a token, d = -1 where scores fall with loss and +1 where they rise. An excess residual is y - y(l):
 what a run scores beyond what its loss predicts. The fit is least squares; intervals are percentiles over bootstrap

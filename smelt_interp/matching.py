@@ -1,4 +1,4 @@
-"""The looped network that costs what a Baseline costs: FLOPs, total parameters and KV cache matched at once (3.2).
+"""The looped network that costs what a Baseline costs: FLOPs, total parameters and KV cache matched at once.
 
 Looping executes more layers, so at equal FLOPs and KV cache the matched network is narrower; the parameters that this
 frees come back as experts, which cost memory and no FLOPs. For each depth, KV heads and head width near the Baseline's

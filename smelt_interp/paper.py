@@ -176,7 +176,7 @@ def _largest_mismatches() -> Iterator[Row]:
 
 
 def dilemma_rows() -> Iterator[Row]:
-    """The dense dilemma: what looping costs when there are no experts to add back (section 3.1)."""
+    """The dense dilemma: what looping costs when there are no experts to add back."""
     config = PAPER_PAIRS["200M"].smelt
     executed = len(plan(config)) / config.num_layers
     other = "the middle half visited twice gives another"
@@ -188,12 +188,12 @@ def dilemma_rows() -> Iterator[Row]:
         figure = printed.number("dense_dilemma", key)
         yield _compared(f"dense dilemma {key.replace('_', ' ')}", figure, ours, other)
     yield from _out_of_reach(
-        "dense dilemma repeat exponent", "fitted to runs that are not printed", "dense_dilemma", "repeat_exponent"
+        "dense dilemma repeat exponent", "what it was fitted to is not printed", "dense_dilemma", "repeat_exponent"
     )
 
 
 def scaling_rows() -> Iterator[Row]:
-    """The scaling law, its frontier and the gains (section 4)."""
+    """The scaling law, its frontier and the gains."""
     fit = ("scaling_law", "fit")
     per_architecture = printed.number(*fit, "cells") * printed.number("architecture", "decay_branches")
     yield _compared(
@@ -260,7 +260,7 @@ def _token_rows() -> Iterator[Row]:
 
 
 def downstream_rows() -> Iterator[Row]:
-    """Scores: what follows from printed counts, and what needs the runs (section 5)."""
+    """Scores: what follows from printed counts, and what needs the runs."""
     for metric in printed.names("downstream", "win_rates"):
         wins, pairs = (int(value) for value in printed.numbers("downstream", "win_rates", metric))
         found = win_rate(wins, pairs)
@@ -319,7 +319,7 @@ def other_rows() -> Iterator[Row]:
 
 
 def rows() -> list[Row]:
-    """Every printed figure, in the order of the paper's sections."""
+    """Every printed figure, budgets first."""
     return [*grid_rows(), *dilemma_rows(), *scaling_rows(), *downstream_rows(), *other_rows()]
 
 

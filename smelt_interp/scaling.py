@@ -4,7 +4,7 @@
     python -m smelt_interp.scaling printed --compute 1e21
 
 95% intervals are percentiles over bootstrap draws of grid cells; each architecture's cells are drawn on their own. The
-law and its frontier: `smelt_interp.scaling_law`; how it is fitted: `smelt_interp.scaling_fit` (section 4).
+law and its frontier: `smelt_interp.scaling_law`; how it is fitted: `smelt_interp.scaling_fit`.
 """
 
 import itertools

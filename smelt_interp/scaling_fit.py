@@ -1,4 +1,4 @@
-"""Fit the scaling law to the runs of one architecture, and again to bootstrap draws of its grid cells (section 4.1).
+"""Fit the scaling law to the runs of one architecture, and again to bootstrap draws of its grid cells.
 
 The six coefficients minimise the Huber loss (delta 1e-3) of the log loss by L-BFGS-B from a grid of starts. A draw
 takes grid cells with replacement, a cell being all horizons of one (F, S), and is refitted from the full fit's minima.
@@ -18,7 +18,7 @@ from smelt_interp.scaling_law import ScalingLaw, from_coefficients
 Floats = NDArray[np.float64]
 
 HUBER_DELTA = 1e-3
-"""Of the log loss (section 4.1)."""
+"""Of the log loss; the paper's."""
 
 START_COMPUTE_EXPONENTS = (0.15, 0.3, 0.45, 0.6, 0.8)
 START_SPARSITY_EXPONENTS = (0.1, 0.4)

@@ -1,6 +1,6 @@
 """The paper's scaling law, its compute-optimal frontier, and the compute that one architecture saves over another.
 
-    L(F, S, D) = E + A (1 - S)^b / F^a + K / D^c                                             (section 4.1)
+    L(F, S, D) = E + A (1 - S)^b / F^a + K / D^c                                     (arXiv:2609.01343)
 
 F training FLOPs a token, S sparsity, D training tokens, L loss in nats a token. At compute C = F D the smallest loss is
 

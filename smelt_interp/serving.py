@@ -1,4 +1,4 @@
-"""What serving a network costs: rooflines of prefill and decode on a named GPU (section 6).
+"""What serving a network costs: rooflines of prefill and decode on a named GPU.
 
 Bytes that one decode step of batch B reads, summed over the steps of the plan: a layer's attention, router and gains
 once, its experts as often as tokens touch them, which for uniform routing is

@@ -1,4 +1,4 @@
-"""Sparsity as the paper measures it: against the fully active control, by compute (section 4.1).
+"""Sparsity as the paper measures it: against the fully active control, by compute (arXiv:2609.01343).
 
     S = 1 - N_eq / N,   N_eq = (F / F0) N0
 
