@@ -261,27 +261,42 @@ def _result(first: Batch, options: Options, pairs: list[VisitPair], sums: Resamp
 
 
 def figure(result: SimilarityResult) -> "Figure":
-    """Cosines by layer, the mean over heads, with the null dashed; one colour a quantity."""
-    from plotly import colors
+    """Each quantity by layer: a dot a head, a line through their mean, the null dotted; a marker a pair of visits."""
     from plotly.graph_objects import Figure, Scatter
+    from plotly.subplots import make_subplots
 
-    drawn = Figure()
-    palette = colors.qualitative.Plotly
-    for index, quantity in enumerate(result.value):
-        for visits in dict.fromkeys(pair.visits for pair in result.pairs):
-            which = [i for i, pair in enumerate(result.pairs) if pair.visits == visits]
-            layers = [result.pairs[i].layer + 1 for i in which]
-            name = f"{quantity}, visits {pair_label(visits)}"
-            style = {"color": palette[index % len(palette)]}
-            hidden = "legendonly" if quantity.startswith("pattern") else True
-            drawn.add_trace(Scatter(x=layers, y=result.value[quantity][which].mean(1), name=name, line=style,
-                                    legendgroup=name, visible=hidden))  # fmt: skip
-            drawn.add_trace(Scatter(x=layers, y=result.shuffled[quantity][which].mean(1), name=f"{name}, shuffled",
-                                    line={**style, "dash": "dot"}, legendgroup=name, showlegend=False,
-                                    visible=hidden))  # fmt: skip
+    panels = ("cosine, raw", "cosine, centred", "pattern distance", "pattern cosine")
+    colours = {"Q": "#4059ad", "K": "#f4b942", "V": "#2a9d8f", "pattern": "#8d5a97"}
+    drawn: Figure = make_subplots(rows=2, cols=2, subplot_titles=panels, vertical_spacing=0.14, shared_xaxes=True)
+    pairs_of_visits = list(dict.fromkeys(pair.visits for pair in result.pairs))
+    for quantity, value_PH in result.value.items():
+        panel = next(index for index, title in enumerate(panels) if quantity.endswith(title))
+        place = {"row": panel // 2 + 1, "col": panel % 2 + 1}
+        subject = quantity.split()[0]
+        for symbol, visits in enumerate(pairs_of_visits):
+            which = [index for index, pair in enumerate(result.pairs) if pair.visits == visits]
+            layers = [result.pairs[index].layer + 1 for index in which]
+            style = {"name": f"{subject}, {pair_label(visits)}", "legendgroup": f"{subject} {visits}"}
+            colour = colours[subject]
+            drawn.add_trace(
+                Scatter(x=layers, y=value_PH[which].mean(1), mode="lines", line={"color": colour},
+                        showlegend=panel in (0, 2), **style),
+                **place,
+            )  # fmt: skip
+            drawn.add_trace(
+                Scatter(x=layers, y=result.shuffled[quantity][which].mean(1), mode="lines", showlegend=False,
+                        line={"color": colour, "dash": "dot"}, **style),
+                **place,
+            )  # fmt: skip
+            drawn.add_trace(
+                Scatter(x=np.repeat(layers, value_PH.shape[1]), y=value_PH[which].ravel(), mode="markers",
+                        marker={"color": colour, "opacity": 0.4, "symbol": symbol}, showlegend=False, **style),
+                **place,
+            )  # fmt: skip
     if not result.pairs:
-        drawn.add_annotation(text=NEEDS_TWO_VISITS, showarrow=False)
-    drawn.update_layout(title=TITLE, xaxis={"title": "layer", "dtick": 1}, yaxis_title="cosine or distance")
+        drawn.add_annotation(text=NEEDS_TWO_VISITS, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
+    drawn.update_xaxes(title_text="layer", dtick=1, row=2)
+    drawn.update_layout(title=TITLE, height=720)
     return drawn
 
 

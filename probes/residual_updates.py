@@ -425,21 +425,26 @@ class _Reading:
 
 
 def figure(result: UpdatesResult) -> "Figure":
-    """Norm ratio and cosine by layer with the shuffled null, then norms and variance along the steps."""
-    from plotly.graph_objects import Scatter
+    """Norm ratio and cosine by layer with the null dotted, then norms and variance along the steps."""
+    from plotly.graph_objects import Figure, Scatter
     from plotly.subplots import make_subplots
 
-    titles = ("norm ratio, median", "cosine", "update norm as added", "stream variance")
-    drawn = make_subplots(rows=2, cols=2, subplot_titles=titles, vertical_spacing=0.2)
+    titles = ("norm ratio, median", "cosine", "update norm, as added", "stream variance")
+    colours = {"attention": "#4059ad", "experts": "#f4b942", "layer": "#2a9d8f"}
+    drawn: Figure = make_subplots(rows=2, cols=2, subplot_titles=titles, vertical_spacing=0.2)
     groups = dict.fromkeys((c.update, c.visits) for c in result.comparisons if c.visits and c.update != "visit")
+    pairs_of_visits = list(dict.fromkeys(visits for _, visits in groups))
     for kind, visits in groups:
         which = [i for i, c in enumerate(result.comparisons) if (c.update, c.visits) == (kind, visits)]
         layers = [int(result.comparisons[i].layers) for i in which]
         for column, quantity in enumerate(("norm ratio, median", "cosine"), 1):
             for values, dash, end in ((result.value, "solid", ""), (result.shuffled, "dot", ", shuffled")):
                 name = f"{kind}, {pair_label(visits)}{end}"
-                trace = Scatter(x=layers, y=values[quantity][which], name=name, line={"dash": dash}, legendgroup=name,
-                                showlegend=column == 1)  # fmt: skip
+                trace = Scatter(
+                    x=layers, y=values[quantity][which], name=name, legendgroup=name, showlegend=column == 1,
+                    line={"dash": dash, "color": colours[kind]}, marker={"symbol": pairs_of_visits.index(visits)},
+                    mode="lines+markers",
+                )  # fmt: skip
                 drawn.add_trace(trace, row=1, col=column)
     if not groups:
         for axis in ("", "2"):
@@ -447,9 +452,14 @@ def figure(result: UpdatesResult) -> "Figure":
                                  yref=f"y{axis} domain", x=0.5, y=0.5)  # fmt: skip
     steps = list(result.step_labels)
     for norm_S, update in zip(result.norm_US, OF_ONE_STEP, strict=True):
-        drawn.add_trace(Scatter(x=steps, y=norm_S, name=f"norm, {update}"), row=2, col=1)
-    for variance_S, name in ((result.variance_S, "as run"), (result.undamped_variance_S, UNDAMPED)):
-        drawn.add_trace(Scatter(x=steps, y=variance_S, name=f"variance, {name}"), row=2, col=2)
+        trace = Scatter(x=steps, y=norm_S, name=f"norm, {update}", line={"color": colours[update]})
+        drawn.add_trace(trace, row=2, col=1)
+    for variance_S, name, dash in (
+        (result.variance_S, "as run", "solid"),
+        (result.undamped_variance_S, UNDAMPED, "dash"),
+    ):
+        line = {"color": "#444444", "dash": dash}
+        drawn.add_trace(Scatter(x=steps, y=variance_S, name=f"variance, {name}", line=line), row=2, col=2)
     drawn.update_yaxes(type="log", row=2, col=2)
     drawn.update_xaxes(title_text="layer", dtick=1, row=1)
     drawn.update_layout(title=TITLE, height=900)

@@ -254,7 +254,7 @@ def test_three_visits_give_every_pair() -> None:
     np.testing.assert_allclose(result.value["Q cosine, raw"][found], 0.25, atol=1e-6)
     first_two = probe.measure([with_sites(batch, third)], probe.Options())
     assert {row["visit"] for row in first_two.rows()} == {"1 vs 2"}
-    assert len(probe.figure(result).data) == 3 * 2 * len(probe.QUANTITIES)
+    assert len(probe.figure(result).data) == 3 * 3 * len(probe.QUANTITIES)
 
 
 def test_kept_heads_keep_their_numbers() -> None:
