@@ -31,10 +31,10 @@ class VisitCache(ActivationCache):
             key = (key[0], self._step_index(key[1]), *key[2:])
         try:
             value: Tensor = super().__getitem__(key)
-        except (KeyError, TypeError, IndexError, AttributeError):
-            # transformer-lens turns its shorthand into a name in several ways, each with an error of its own.
-            parts = key if isinstance(key, tuple) else (key,)
-            return self._cached(".".join(str(part) for part in parts))
+        except KeyError as error:  # it names what transformer-lens's shorthand stands for
+            return self._cached(str(error.args[0]))
+        except (TypeError, IndexError, AttributeError):  # not even shorthand
+            return self._cached(str(key))
         return value
 
     def apply_slice_to_batch_dim(self, batch_slice: object) -> "VisitCache":

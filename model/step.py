@@ -73,6 +73,9 @@ class LayerRef:
 class Block(nn.Module):
     """One step of the plan, under transformer-lens's name for a layer."""
 
+    hook_out_is_single_residual_stream = True
+    """transformer-lens's word for "the stream after the last step is what the unembedding reads"."""
+
     def __init__(self, step_index: int, layers: LayerRef, scale: float) -> None:
         super().__init__()
         self.step_index = step_index
