@@ -14,9 +14,8 @@ without the norm gains, which are less than half of the last printed digit, so `
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-import tyro
-
 from smelt_interp import printed
+from smelt_interp.command_line import parse
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.network_choice import NetworkChoice
@@ -298,7 +297,7 @@ class Options(NetworkChoice):
 
 def main() -> None:
     """Print the budgets of one network or two, their mismatch, and for the paper's grid the printed geometry."""
-    options = tyro.cli(Options, prog="python -m smelt_interp.budget", description=__doc__)
+    options = parse(Options, prog="python -m smelt_interp.budget", description=__doc__)
     networks = options.networks(options.attended_tokens)
     counts = [budget(network.config, network.attended_tokens) for network in networks]
     columns = {network.name: figures(network.config, count) for network, count in zip(networks, counts, strict=True)}

@@ -9,12 +9,13 @@ draws of the runs on both sides, the sigmoid refitted in each. A win is a pair i
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import tyro
 from numpy.typing import NDArray
 
+from smelt_interp.command_line import parse
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.robust_fit import cell_weights, interval, minimise
 from smelt_interp.runs import ANY, POSITIVE, Columns, read_columns
@@ -220,8 +221,7 @@ class FitOptions:
     json: bool = False
     """Print JSON."""
 
-    def check(self) -> None:
-        """Raise `UserError` for options outside their rules."""
+    def __post_init__(self) -> None:
         if self.draws < 1:
             raise UserError(f"--draws must be at least 1; got {self.draws}")
         if self.seed < 0:
@@ -303,15 +303,20 @@ def fit_report(path: Path, options: FitOptions) -> dict[str, object]:
     }
 
 
+def _chosen(
+    options: tyro.conf.OmitSubcommandPrefixes[
+        Annotated[FitOptions, tyro.conf.subcommand("fit")] | Annotated[WinsOptions, tyro.conf.subcommand("wins")]
+    ],
+) -> FitOptions | WinsOptions:
+    return options
+
+
 def main() -> None:
     """Fit a file of scores, or give the interval of a win rate."""
-    options = tyro.extras.subcommand_cli_from_dict(
-        {"fit": FitOptions, "wins": WinsOptions}, prog="python -m smelt_interp.calibration", description=__doc__
-    )
+    options = parse(_chosen, prog="python -m smelt_interp.calibration", description=__doc__)
     if isinstance(options, WinsOptions):
         report: dict[str, object] = {"wins": [asdict(win_rate(options.wins, options.pairs))]}
     else:
-        options.check()
         report = fit_report(options.scores, options)
     if options.json:
         print_json(report)

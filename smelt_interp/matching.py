@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
 from smelt_interp.budget import PAPER_TOLERANCE, Budget, Mismatch, budget, mismatch
+from smelt_interp.command_line import parse
 from smelt_interp.config import ModelConfig, default_loop_scale
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.plan import plan
@@ -64,10 +63,6 @@ class Request:
     """Largest mismatch of KV bytes a token."""
 
     def __post_init__(self) -> None:
-        self.check()
-
-    def check(self) -> None:
-        """Raise `UserError` for a request outside its rules."""
         if self.visits < 1:
             raise UserError(f"visits must be at least 1; got {self.visits}")
         if not 0 <= self.span <= 1:
@@ -324,15 +319,14 @@ class Options(Request):
     """Print JSON."""
 
     def __post_init__(self) -> None:
-        """Nothing yet: what is raised while arguments are parsed ends in a box of several lines; `main` checks."""
+        Request.__post_init__(self)
+        if self.count < 1:
+            raise UserError(f"--count must be at least 1; got {self.count}")
 
 
 def main() -> None:
     """Print the best matched networks, their mismatches, and why the next best fails."""
-    options = tyro.cli(Options, prog="python -m smelt_interp.matching", description=__doc__)
-    options.check()
-    if options.count < 1:
-        raise UserError(f"--count must be at least 1; got {options.count}")
+    options = parse(Options, prog="python -m smelt_interp.matching", description=__doc__)
     if options.baseline.endswith(".json"):
         baseline = ModelConfig.load(Path(options.baseline))
         own = causal_mean(baseline.context)

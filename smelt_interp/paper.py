@@ -13,11 +13,11 @@ from decimal import Decimal
 from typing import Literal, get_args
 
 import numpy as np
-import tyro
 
 from smelt_interp import printed
 from smelt_interp.budget import Budget, budget, last_digit, mismatch, printed_geometry, row_index
 from smelt_interp.calibration import win_rate
+from smelt_interp.command_line import parse
 from smelt_interp.errors import run_command
 from smelt_interp.plan import plan
 from smelt_interp.presets import PAPER_ATTENDED_TOKENS, PAPER_PAIRS, PAPER_ROWS
@@ -335,7 +335,7 @@ class Options:
 
 def main() -> None:
     """Print the table of printed figures."""
-    options = tyro.cli(Options, prog="python -m smelt_interp.paper", description=__doc__)
+    options = parse(Options, prog="python -m smelt_interp.paper", description=__doc__)
     every = rows()
     shown = [row for row in every if row.verdict in options.verdict]
     if options.json:

@@ -12,9 +12,9 @@ r (1 + (r - 1) rho) with s = 1, up to r^2.
 from dataclasses import dataclass, replace
 
 import numpy as np
-import tyro
 from numpy.typing import NDArray
 
+from smelt_interp.command_line import parse
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.plan import label, plan, step_scale
@@ -90,7 +90,7 @@ class Options:
 
 def main() -> None:
     """Print the variance after each step, closed form and simulation, with and without the loop's scale."""
-    options = tyro.cli(Options, prog="python -m smelt_interp.residual_variance", description=__doc__)
+    options = parse(Options, prog="python -m smelt_interp.residual_variance", description=__doc__)
     config = pair(options.pair).smelt
     if options.seed < 0:
         raise UserError(f"--seed must be at least 0; got {options.seed}")

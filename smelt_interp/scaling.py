@@ -11,10 +11,12 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import tyro
 
+from smelt_interp.command_line import parse
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.robust_fit import interval
 from smelt_interp.runs import POSITIVE, SHARE, read_columns
@@ -72,8 +74,7 @@ class Question:
     json: bool = False
     """Print JSON."""
 
-    def check(self) -> None:
-        """Raise `UserError` for a budget or a level that is none."""
+    def __post_init__(self) -> None:
         for value in self.compute:
             if not 0 < value < float("inf"):
                 raise UserError(f"--compute must be above 0; got {value}")
@@ -93,9 +94,8 @@ class FitOptions(Question):
     """Bootstrap draws."""
     seed: int = 0
 
-    def check(self) -> None:
-        """Raise `UserError` for options outside their rules."""
-        Question.check(self)
+    def __post_init__(self) -> None:
+        Question.__post_init__(self)
         if self.draws < 1:
             raise UserError(f"--draws must be at least 1; got {self.draws}")
         if self.seed < 0:
@@ -258,12 +258,17 @@ def _cell(value: object) -> Cell:
     return value
 
 
+def _chosen(
+    options: tyro.conf.OmitSubcommandPrefixes[
+        Annotated[FitOptions, tyro.conf.subcommand("fit")] | Annotated[PrintedOptions, tyro.conf.subcommand("printed")]
+    ],
+) -> FitOptions | PrintedOptions:
+    return options
+
+
 def main() -> None:
     """Fit a file of runs, or show what the printed coefficients say."""
-    options = tyro.extras.subcommand_cli_from_dict(
-        {"fit": FitOptions, "printed": PrintedOptions}, prog="python -m smelt_interp.scaling", description=__doc__
-    )
-    options.check()
+    options = parse(_chosen, prog="python -m smelt_interp.scaling", description=__doc__)
     if isinstance(options, PrintedOptions):
         report = printed_report(options)
         says = "in brackets: the gains that coefficients rounding to the printed ones allow"

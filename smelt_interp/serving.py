@@ -32,6 +32,7 @@ import tyro
 
 from smelt_interp import printed
 from smelt_interp.budget import budget
+from smelt_interp.command_line import parse
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.network_choice import NetworkChoice
@@ -100,10 +101,6 @@ class Load:
     """Share of a token's experts that the next visit chooses again; by default 2.5 of 8, amid the paper's 2 to 3."""
 
     def __post_init__(self) -> None:
-        self.check()
-
-    def check(self) -> None:
-        """Raise `UserError` for a load outside its rules."""
         for name in ("batch", "context"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1; got {getattr(self, name)}")
@@ -237,18 +234,10 @@ def _roofline(weight_bytes: float, kv_bytes: float, flops: float, device: Gpu) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedLoad(Load):
-    """What is served."""
-
-    def __post_init__(self) -> None:
-        """Nothing yet: what is raised while arguments are parsed ends in a box of several lines; `main` checks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Options(NetworkChoice):
     """Put two networks side by side on one GPU."""
 
-    load: tyro.conf.OmitArgPrefixes[ParsedLoad] = ParsedLoad()
+    load: tyro.conf.OmitArgPrefixes[Load] = Load()
 
     gpu: str = "h100"
     """h100, h200, b200, a100, l4 or rtx4090."""
@@ -311,8 +300,7 @@ def figures(found: Serving) -> dict[str, float | str]:
 
 def main() -> None:
     """Print decode and prefill rooflines of one network or two on a GPU."""
-    options = tyro.cli(Options, prog="python -m smelt_interp.serving", description=__doc__)
-    options.load.check()
+    options = parse(Options, prog="python -m smelt_interp.serving", description=__doc__)
     device = options.device()
     results = {network.name: serving(network.config, device, options.load) for network in options.networks()}
     block = printed_looped_block(options.pair) if options.pair in PAPER_PAIRS else {}

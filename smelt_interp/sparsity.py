@@ -11,10 +11,9 @@ Beside it stands 1 - active / total, which is blind to looping: parameters that 
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-import tyro
-
 from smelt_interp import printed
 from smelt_interp.budget import Budget, budget, row_index
+from smelt_interp.command_line import parse
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.network_choice import NetworkChoice
@@ -66,7 +65,7 @@ class Options(NetworkChoice):
 
 def main() -> None:
     """Print the sparsity of one network or two and the control's budgets."""
-    options = tyro.cli(Options, prog="python -m smelt_interp.sparsity", description=__doc__)
+    options = parse(Options, prog="python -m smelt_interp.sparsity", description=__doc__)
     networks = options.networks(options.attended_tokens)
     control = budget(fully_active_control(networks[-1].config), networks[-1].attended_tokens)
     rows: list[dict[str, str | float]] = []
