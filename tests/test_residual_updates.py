@@ -112,11 +112,12 @@ def test_the_headline_is_the_mean_over_looped_layers() -> None:
 
 def test_the_shuffled_nulls_are_those_of_shuffles() -> None:
     batch = random_batch(6, 24)
-    # Lengths and directions that belong to the sample survive a shuffle within it; those of the token do not.
-    scale_BT1 = np.exp(np.random.default_rng(1).standard_normal((6, 24, 1)))
-    offset_B1D = 2 * np.random.default_rng(2).standard_normal((6, 1, DEEP.width))
-    early_BTD = scale_BT1 * (batch.sites[2, ATTENTION] + offset_B1D)
-    late_BTD = 1.5 * scale_BT1 * (batch.sites[4, ATTENTION] + offset_B1D)
+    # Directions belong to the sample and survive a shuffle within it. Lengths belong to the token: what visit 1 made
+    # long visit 2 makes short, a ratio of 4 for most tokens, and of 1 when shuffled.
+    long_BT1 = np.random.default_rng(1).random((6, 24, 1)) < 0.4
+    offset_B1D = 20 * np.random.default_rng(2).standard_normal((6, 1, DEEP.width))
+    early_BTD = np.where(long_BT1, 4, 1) * (batch.sites[2, ATTENTION] + offset_B1D)
+    late_BTD = np.where(long_BT1, 1, 4) * (batch.sites[4, ATTENTION] + offset_B1D)
     batch = with_sites(batch, {(2, ATTENTION): early_BTD, (4, ATTENTION): late_BTD})
     result = probe.measure([batch], probe.Options(updates=("attention",), shuffles=100))
     generator = np.random.default_rng(3)
@@ -129,6 +130,7 @@ def test_the_shuffled_nulls_are_those_of_shuffles() -> None:
             cosines.append((a_TD * b_TD).sum(-1) / norm_a_T / norm_b_T)
     found = find(result, "norm ratio, median", "layer", layers="3")
     assert number(found, "null_shuffled") == pytest.approx(np.median(np.concatenate(ratios)), rel=0.03)
+    assert number(found) > 3 * number(found, "null_shuffled")
     cosine = find(result, "cosine", "layer", layers="3")
     assert number(cosine, "null_shuffled") == pytest.approx(np.concatenate(cosines).mean(), abs=0.01)
     assert number(cosine, "null_shuffled") > 0.5
