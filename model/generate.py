@@ -30,7 +30,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise UserError(f"max_new_tokens must be at least 1; got {self.max_new_tokens}")
-        if self.temperature < 0:
+        if not self.temperature >= 0:
             raise UserError(f"temperature must be 0 or above; got {self.temperature}")
         if self.top_k < 0:
             raise UserError(f"top_k must be 0 (all) or above; got {self.top_k}")

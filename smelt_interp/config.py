@@ -78,7 +78,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            _check_type(field.name, getattr(self, field.name), str(field.type))
+            kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+            _check_type(field.name, getattr(self, field.name), kind)
         for name in _COUNTS:
             _require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
         _require(
