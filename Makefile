@@ -9,7 +9,11 @@ PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 .PHONY: demo test check browser clean
 
 demo: $(VENV)/.installed
-	PORT=$(PORT) OPEN=$(OPEN) $(RUN)/python -m app.demo
+	$(RUN)/python -m probes --ckpt checkpoints/demo-smelt --against checkpoints/demo-baseline
+ifneq ($(OPEN),0)
+	@echo "dashboard: http://localhost:$(PORT)"
+	$(RUN)/streamlit run app/main.py --server.port $(PORT)
+endif
 
 test: check browser
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from cache.store import Capture
+from smelt_interp.command_line import parse
 from smelt_interp.errors import run_command
 from smelt_interp.plan import label
 from smelt_interp.tables import Cell, compact, print_table
@@ -55,7 +56,7 @@ def command(file: Annotated[Path, tyro.conf.Positional]) -> None:
 
 def main() -> None:
     """The command line."""
-    tyro.cli(command, prog="python -m cache.info", description=__doc__)
+    parse(command, prog="python -m cache.info", description=__doc__ or "")
 
 
 if __name__ == "__main__":

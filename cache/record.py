@@ -25,6 +25,7 @@ from cache.layout import Contents, Precision
 from cache.parts import Recording
 from cache.selection import Kept, head_axis, num_heads, select
 from cache.store import Capture, parts_folder
+from smelt_interp.command_line import parse
 from smelt_interp.datasets import DataOptions, load_samples
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.samples import Samples
@@ -315,8 +316,8 @@ def _from_one(what: str, numbers: Sequence[int], count: int) -> tuple[int, ...]:
 
 def main() -> None:
     """The command line."""
-    options = tyro.cli(
-        RecordOptions, prog="python -m cache.record", description=__doc__, config=(tyro.conf.FlagCreatePairsOff,)
+    options = parse(
+        RecordOptions, prog="python -m cache.record", description=__doc__ or "", config=(tyro.conf.FlagCreatePairsOff,)
     )
     capture = record_checkpoint(options, shlex.join(["python", "-m", "cache.record", *sys.argv[1:]]))
     print(f"{capture.path}: {compact(capture.path.stat().st_size)}B, sha256 {capture.digest}")

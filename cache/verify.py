@@ -11,6 +11,7 @@ import numpy as np
 import tyro
 
 from cache.store import Capture, sidecar
+from smelt_interp.command_line import parse
 from smelt_interp.errors import UserError, run_command
 
 
@@ -90,7 +91,7 @@ def command(file: Annotated[Path, tyro.conf.Positional]) -> None:
 
 def main() -> None:
     """The command line."""
-    tyro.cli(command, prog="python -m cache.verify", description=__doc__)
+    parse(command, prog="python -m cache.verify", description=__doc__ or "")
 
 
 if __name__ == "__main__":

@@ -72,18 +72,22 @@ def main(name: str, data_type: type = Data) -> None:
 
     `data_type` is a frozen dataclass of options that is a `DataChoice`.
     """
-    run_command(partial(_run, name, data_type, sys.argv[1:]))
+    run_command(partial(run, name, sys.argv[1:], data_type))
 
 
 def parse(name: str, probe: Probe, data_type: type, argv: Sequence[str]) -> Arguments:
     """The command line as dataclasses; help is their docstrings."""
     import tyro
 
+    from smelt_interp import (
+        command_line,  # tyro and what it brings are slow to import, and the dashboard parses nothing
+    )
+
     parts = [("source", Source), ("data", data_type), ("measure", probe.Options), ("output", Output)]
     arguments = make_dataclass("Arguments", parts, frozen=True)
-    parsed: object = tyro.cli(
+    parsed = command_line.parse(
         arguments,
-        args=list(argv),
+        args=argv,
         prog=f"python -m probes.{name}",
         description=probe.__doc__,
         config=(tyro.conf.OmitArgPrefixes,),
@@ -107,7 +111,8 @@ def measure_all(probe: Probe, arguments: Arguments) -> tuple[Measured, ...]:
     )
 
 
-def _run(name: str, data_type: type, argv: Sequence[str]) -> None:
+def run(name: str, argv: Sequence[str], data_type: type = Data) -> None:
+    """The command of a probe, raising what `main` turns into an exit code."""
     probe = catalog.load(name)
     arguments = parse(name, probe, data_type, argv)
     if arguments.output.out is not None:

@@ -82,13 +82,13 @@ class Data:
     data: tuple[str, ...] = ("dyck", "code")
     """One or more of dyck, code, prose, math, backcopy, or paths of text files in UTF-8."""
     samples: int = _DATA.samples
-    """Rows of each data set."""
+    """Rows of each data set, of Dyck for each number of shots."""
     seed: int = _DATA.seed
     """Seed of the rows, and of the untrained network's weights."""
     length: int = _DATA.length
     """Tokens a row of text has, and a Dyck episode may have."""
-    shots: int = _DATA.shots
-    """Dyck: demonstrations before the query."""
+    shots: tuple[int, ...] = _DATA.shots
+    """Dyck: demonstrations before the query, one or more numbers."""
     rendering: Rendering = _DATA.rendering
     """Dyck: how a shot is written."""
     pairing: Pairing = _DATA.pairing

@@ -7,8 +7,9 @@ from typing import Literal, get_args
 from smelt_interp.backcopy import backcopy_samples
 from smelt_interp.dyck import DyckOptions, Pairing, Rendering, dyck_samples
 from smelt_interp.errors import UserError
-from smelt_interp.samples import Samples
+from smelt_interp.samples import Samples, concatenate
 from smelt_interp.text import Domain, corpus_samples, file_corpus, text_samples
+from smelt_interp.tokenizer import PAD
 
 DataName = Literal["dyck", "code", "prose", "math", "backcopy"]
 _DYCK = DyckOptions()
@@ -21,12 +22,12 @@ class DataOptions:
     data: str = "dyck"
     """dyck, backcopy, held-out code, prose or math, or the path of a text file in UTF-8."""
     samples: int = 64
-    """Rows to draw; each depends on the seed and its number alone."""
+    """Rows to draw, of Dyck for each number of shots; each depends on the seed and its number alone."""
     seed: int = 0
     length: int = 160
     """Tokens a row of text has, and a Dyck episode may have; at most the network's context."""
-    shots: int = _DYCK.shots
-    """Dyck: demonstrations before the query."""
+    shots: tuple[int, ...] = (_DYCK.shots,)
+    """Dyck: demonstrations before the query, one or more numbers; the same queries are asked at each."""
     rendering: Rendering = _DYCK.rendering
     """Dyck: how a shot is written."""
     pairing: Pairing = "episode"
@@ -41,15 +42,17 @@ class DataOptions:
             raise UserError(f"samples must be at least 1; got {self.samples}")
         if self.seed < 0:
             raise UserError(f"seed must be 0 or above; got {self.seed}")
+        if not self.shots or len(set(self.shots)) < len(self.shots):
+            raise UserError(f"shots must be one or more different numbers; got {list(self.shots)}")
         if self.length < 2:
             raise UserError(f"length must be at least 2 tokens; got {self.length}")
 
-    def dyck(self) -> DyckOptions:
-        """The episodes that these options describe. Raises UserError when the shots do not fit the length."""
+    def dyck(self, shots: int) -> DyckOptions:
+        """The episodes with so many shots. Raises UserError when they do not fit the length."""
         return DyckOptions(
             rendering=self.rendering,
             pairing=self.pairing,
-            shots=self.shots,
+            shots=shots,
             num_types=self.num_types,
             max_total=self.max_total,
             context=self.length,
@@ -66,7 +69,7 @@ def load_samples(options: DataOptions, context: int) -> Samples:
     if options.length > context:
         raise UserError(f"length must be at most the network's context of {context} tokens; got {options.length}")
     if options.data == "dyck":
-        return dyck_samples(options.dyck(), options.samples)
+        return concatenate([dyck_samples(options.dyck(shots), options.samples) for shots in options.shots], PAD)
     if options.data == "backcopy":
         return backcopy_samples(options.samples, options.length, options.seed)
     domains: tuple[Domain, ...] = get_args(Domain)

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import tyro
 from rich.console import Console
 
+from smelt_interp.command_line import parse
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.text import Corpus, Document, fetched_folder
 
@@ -215,7 +215,7 @@ class Options:
 
 def main() -> None:
     """The command."""
-    tyro.cli(Options, prog="python -m smelt_interp.fetch_texts")
+    parse(Options, prog="python -m smelt_interp.fetch_texts", description=Options.__doc__ or "")
     for domain, texts in fetch().items():
         Console(soft_wrap=True, highlight=False).print(
             f"{domain}: {len(texts.documents)} documents, {texts.num_bytes():,} bytes, digest {texts.digest()[:12]}, "

@@ -15,7 +15,7 @@ from smelt_interp.tokenizer import BOS, decode_bytes
 
 
 def test_dyck_is_the_generator_with_episode_pairing() -> None:
-    samples = load_samples(DataOptions(samples=5, shots=3, seed=7), context=160)
+    samples = load_samples(DataOptions(samples=5, shots=(3,), seed=7), context=160)
     expected = dyck_samples(DyckOptions(pairing="episode", shots=3, context=160, seed=7), 5)
     assert samples.digest() == expected.digest()
     assert (samples.episode_N["shots"] == 3).all()
@@ -66,7 +66,7 @@ def test_options_outside_their_rules(changes: dict[str, int], match: str) -> Non
     ("options", "match"),
     [
         (DataOptions(data="code", length=161), r"length must be at most the network's context of 160 tokens; got 161"),
-        (DataOptions(shots=30), r"shots must be at most 10, the largest number that fits a context of 160 tokens"),
+        (DataOptions(shots=(30,)), r"shots must be at most 10, the largest number that fits a context of 160 tokens"),
         (DataOptions(data="verse"), r"data must be one of dyck, code, prose, math, backcopy, or a file; got 'verse'"),
         (DataOptions(num_types=5), r"num_types must be 1 to 4; got 5"),
     ],

@@ -18,7 +18,7 @@ from probes.source import Data, DataSet, Network, Source, data_sets, open_networ
 from smelt_interp.datasets import DataOptions, load_samples
 from smelt_interp.errors import UserError
 
-SMALL = {"samples": 5, "length": 40, "shots": 1, "max_total": 8}
+SMALL = {"samples": 5, "length": 40, "shots": (1,), "max_total": 8}
 SITES = attention_sink.needs(LOOPED)
 
 

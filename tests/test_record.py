@@ -230,7 +230,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, ckpt: Path) -> Path:
 
 def test_the_command_records_the_data_it_names(ckpt: Path, uninterrupted: Path, network: LoopedMoE) -> None:
     capture = Capture(uninterrupted)
-    options = DataOptions(samples=12, length=60, shots=2)
+    options = DataOptions(samples=12, length=60, shots=(2,))
     assert capture.samples.digest() == load_samples(options, 64).digest()
     assert capture.request["checkpoint"] == "tiny"
     assert capture.request["weights"] == weights_digest(network)

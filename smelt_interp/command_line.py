@@ -1,0 +1,56 @@
+"""Command lines from dataclasses: help is their docstrings, and what is wrong is said in one line."""
+
+import contextlib
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import tyro
+
+from smelt_interp.errors import UserError
+
+Parsed = TypeVar("Parsed")
+_RULE = re.compile(r"^[^\w]*─{8,}[^\w]*$")
+_PREFIX = re.compile(r"^Error parsing (?!--)[\w.-]+: ")
+_NO_NUMBER = re.compile(
+    r"^Error parsing (--[\w.-]+): (?:invalid literal for int\(\) with base 10|could not convert string to float): (.+)$"
+)
+
+
+def parse(
+    kind: Callable[..., Parsed],
+    *,
+    prog: str,
+    description: str,
+    args: Sequence[str] | None = None,
+    config: Sequence[object] = (),
+) -> Parsed:
+    """The command line (`sys.argv` when `args` is None) as an instance of a dataclass, or a function called with it.
+
+    Raises `UserError` with the first thing that is wrong: an option that is unknown, missing, not of its type, or
+    outside a rule of the dataclass. `--help` prints and exits 0.
+    """
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed: Parsed = tyro.cli(
+                kind,
+                prog=prog,
+                description=description,
+                args=args,
+                config=tuple(config),
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise UserError(f"{one_line(said.getvalue())}; see {prog} --help") from None
+    return parsed
+
+
+def one_line(box: str) -> str:
+    """What a box of tyro's says, up to its first rule, in one line."""
+    lines = [line.strip("│ ").strip() for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+    first = next((index for index, line in enumerate(lines) if _RULE.match(line)), len(lines))
+    said = _PREFIX.sub("", " ".join(line for line in lines[:first] if line))
+    return _NO_NUMBER.sub(r"\1 must be a number; got \2", said)

@@ -1,0 +1,76 @@
+"""Command lines: a dataclass comes back, and every mistake is one line."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from smelt_interp.command_line import parse
+from smelt_interp.errors import UserError, run_command
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the tests parse."""
+
+    samples: int = 4
+    """Rows."""
+    scale: float = 1.0
+    kind: Literal["raw", "centred"] = "raw"
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise UserError(f"samples must be at least 1; got {self.samples}")
+
+
+def parsed(*args: str) -> Options:
+    return parse(Options, prog="python -m tool", description="A tool.", args=args)
+
+
+def test_the_dataclass_comes_back() -> None:
+    assert parsed("--samples", "3", "--kind", "centred") == Options(samples=3, kind="centred")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--samples", "0"], r"^samples must be at least 1; got 0; see python -m tool --help$"),
+        (["--samples", "many"], r"^--samples must be a number; got 'many'; see"),
+        (["--scale", "big"], r"^--scale must be a number; got 'big'; see"),
+        (["--sample", "3"], r"^Unrecognized options: --sample, 3; see"),
+        (["--kind", "mean"], r"^invalid choice 'mean' for argument '--kind'. Expected one of \('raw', 'centred'\)"),
+        (["--samples"], r"^Missing value for argument '--samples'"),
+    ],
+)
+def test_every_mistake_is_one_line(args: list[str], says: str) -> None:
+    with pytest.raises(UserError, match=says) as raised:
+        parsed(*args)
+    assert "\n" not in str(raised.value)
+    assert "│" not in str(raised.value)
+
+
+def test_help_exits_0_and_prints_the_docstrings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        parsed("--help")
+    assert stop.value.code == 0
+    assert "Rows." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "says"),
+    [
+        (UserError("x must be 1; got 2"), 2, "error: x must be 1; got 2\n"),
+        (OSError(28, "No space left on device", "a.h5"), 1, "error: No space left on device: a.h5\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_a_command_ends_with_one_line_and_its_code(
+    raised: BaseException, code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> None:
+        raise raised
+
+    with pytest.raises(SystemExit) as stop:
+        run_command(main)
+    assert stop.value.code == code
+    assert capsys.readouterr().err == says
