@@ -1,0 +1,183 @@
+"""Training: an interrupted run that goes on is the run that was never stopped."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from networks import TINY
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from model import train as training
+from model.network import LoopedMoE
+from model.train import TrainOptions, train
+from smelt_interp.errors import UserError
+from smelt_interp.mixture import MixtureOptions, TrainingMixture
+
+MIXTURE = MixtureOptions(
+    context=64, dyck_episode=2, dyck_standard=1, code=1, prose=1, math=1, backcopy=1, max_total=4, source="excerpts"
+)
+OPTIONS = TrainOptions(
+    preset="demo-smelt", out=Path("run"), steps=6, warmup=2, save_every=2, evaluate_every=3, mixture=MIXTURE
+)
+
+
+@pytest.fixture(autouse=True)
+def _tiny_network_in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(training.PRESETS, "demo-smelt", TINY)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(training.PRESETS, "demo-smelt", TINY)
+        patch.chdir(folder)
+        assert train(OPTIONS) == Path("run/checkpoint")
+    return folder / "run"
+
+
+def metrics(run: Path) -> list[dict[str, object]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def readme(run: Path) -> list[str]:
+    lines = (run / "checkpoint" / "README.md").read_text().splitlines()
+    return [line for line in lines if not line.startswith("- wall time")]
+
+
+def interrupt(where: object, name: str, when: Callable[..., bool]) -> None:
+    """A run in which Ctrl-C is pressed at the call of `where.name` whose arguments say so."""
+    original = getattr(where, name)
+
+    def call(*args: object, **kwargs: object) -> object:
+        if when(*args):
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, name, call)
+        with pytest.raises(KeyboardInterrupt):
+            train(OPTIONS)
+
+
+STOPS = {
+    "in the first step": (TrainingMixture, "batch", lambda mixture, step: step == 0),
+    "between two states": (TrainingMixture, "batch", lambda mixture, step: step == 5),
+    "after the metrics, before the state": (training, "_save_state", lambda *args: args[-1].step == 6),
+    "before the checkpoint": (training, "_readme", lambda *_: True),
+}
+
+
+@pytest.mark.parametrize("where", STOPS)
+def test_a_run_that_was_stopped_goes_on_to_the_same_end(where, whole):
+    interrupt(*STOPS[where])
+    assert not Path("run/checkpoint").exists()
+    with Path("run/metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "tok')  # a line that was being written
+    train(OPTIONS)
+    for file in ("state.safetensors", "checkpoint/model.safetensors"):
+        resumed, expected = load_file(Path("run") / file), load_file(whole / file)
+        assert resumed.keys() == expected.keys()
+        assert all(torch.equal(resumed[name], expected[name]) for name in expected)
+    places = []
+    for run in (Path("run"), whole):
+        with safe_open(run / "state.safetensors", framework="pt") as state:
+            places.append({key: value for key, value in state.metadata().items() if key != "seconds"})
+    assert places[0] == places[1]
+    assert metrics(Path("run")) == metrics(whole)
+    assert readme(Path("run")) == readme(whole)
+
+
+def test_a_run_says_what_it_was(whole):
+    run = json.loads((whole / "run.json").read_text())
+    assert run["config"] == TINY.to_json()
+    assert run["options"]["steps"] == 6
+    assert run["options"]["mixture"]["source"] == "excerpts"
+    assert {corpus["domain"] for corpus in run["corpora"]} == {"code", "prose", "math"}
+    assert run["versions"]["torch"] == torch.__version__
+    assert sorted(path.name for path in whole.iterdir()) == [
+        "checkpoint", "metrics.jsonl", "run.json", "state.safetensors",
+    ]  # fmt: skip
+
+
+def test_the_readme_names_the_order_of_the_tokens_and_the_metrics_count_them(whole):
+    digest = TrainingMixture(MIXTURE).order_digest(6)
+    assert f"- token order: `{digest}`" in readme(whole)
+    assert [row["step"] for row in metrics(whole)] == [3, 6]
+    assert [row["tokens"] for row in metrics(whole)] == [3 * 7 * 64, 6 * 7 * 64]
+    assert f"- tokens: {6 * 7 * 64:,} in 6 steps of {7 * 64}" in readme(whole)
+
+
+def test_training_lowers_the_loss_of_what_it_reads(whole):
+    mixture = TrainingMixture(MIXTURE)
+    tokens_BT = torch.from_numpy(mixture.batch(5).ids_NT).long()
+    trained = LoopedMoE.from_pretrained(whole / "checkpoint")
+    with torch.no_grad():
+        assert trained.loss(tokens_BT).next_token < LoopedMoE(TINY).loss(tokens_BT).next_token - 0.1
+
+
+def test_a_folder_of_another_run_is_refused(monkeypatch):
+    interrupt(*STOPS["between two states"])
+    before = {path.name: path.read_bytes() for path in Path("run").iterdir()}
+    for other in ({"steps": 7}, {"seed": 1}, {"mixture": replace(MIXTURE, code=2)}):
+        with pytest.raises(UserError, match=r"run\.json must be of a run with the same options; it differs"):
+            train(replace(OPTIONS, **other))
+    monkeypatch.setitem(training.PRESETS, "demo-smelt", replace(TINY, num_visits=3))
+    with pytest.raises(UserError, match=r"run\.json must be of a run with the same config; it differs"):
+        train(OPTIONS)
+    assert {path.name: path.read_bytes() for path in Path("run").iterdir()} == before
+
+
+def test_a_damaged_state_is_named():
+    interrupt(*STOPS["between two states"])
+    Path("run/state.safetensors").write_bytes(b"1234567890")
+    with pytest.raises(UserError, match=r"state.safetensors must be a whole state of this run; "):
+        train(OPTIONS)
+
+
+def test_a_finished_run_is_left_alone(whole, monkeypatch):
+    monkeypatch.chdir(whole.parent)
+    with pytest.raises(UserError, match="a run must not be finished already; run/checkpoint exists"):
+        train(OPTIONS)
+
+
+def test_a_run_that_leaves_the_finite_numbers_stops():
+    with pytest.raises(UserError, match=r"training must stay finite; the gradient of step 0 is (nan|inf); lower"):
+        train(replace(OPTIONS, balance=float("inf")))
+    with pytest.raises(UserError, match="router logits must be finite; got nan"):
+        train(replace(OPTIONS, out=Path("other"), learning_rate=1e18, warmup=0))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("steps", 0, "steps must be at least 1; got 0"),
+        ("save_every", 0, "save_every must be at least 1; got 0"),
+        ("learning_rate", 0.0, "learning_rate must be above 0; got 0.0"),
+        ("decay", 1.5, "decay must be a share from 0 to 1; got 1.5"),
+    ],
+)
+def test_bad_options_are_named(field, value, message):
+    with pytest.raises(UserError, match=message):
+        replace(OPTIONS, **{field: value})
+
+
+def test_the_learning_rate_warms_up_stays_and_decays_to_zero():
+    options = replace(OPTIONS, steps=1000, warmup=10, decay=0.2, learning_rate=1.0)
+    assert [options.rate(step) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
+    assert {options.rate(step) for step in range(9, 801)} == {1.0}
+    assert [options.rate(step) for step in (900, 950, 999)] == [0.5, 0.25, 0.005]
+
+
+def test_gains_do_not_decay():
+    matrices, gains = training._optimizer(LoopedMoE(TINY), OPTIONS).param_groups
+    assert (matrices["weight_decay"], gains["weight_decay"]) == (0.1, 0.0)
+    assert all(weight.ndim >= 2 for weight in matrices["params"])
+    assert len(gains["params"]) == 2 * 4 + 1
