@@ -52,7 +52,7 @@ def _summary(capture: Capture) -> dict[str, str | int]:
         "tokens": num_tokens,
         "steps": len(capture.plan),
         "sites": len(capture.sites),
-        "size": compact(capture.path.stat().st_size, digits=3) + "B",
+        "size": f"{compact(capture.path.stat().st_size, digits=3)}B",
         "results": len(_result_files(capture)),
         "digest": capture.digest[:12],
     }
