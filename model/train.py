@@ -16,13 +16,13 @@ from typing import Literal
 
 import numpy as np
 import torch
-import tyro
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from model.evaluate import Evaluation, evaluate
 from model.network import LoopedMoE
+from smelt_interp.command_line import parse
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.mixture import EMPTY_DIGEST, MixtureOptions, TrainingMixture, extend
@@ -121,6 +121,7 @@ def train(options: TrainOptions) -> Path:
             _show_progress(options, state, loss.next_token.item(), scores)
         if last or state.step % options.save_every == 0:
             _save_state(options.out / STATE, network, optimizer, state)
+    network.to(torch.bfloat16).float()  # the README's figures are of the weights as they are stored
     readme = _readme(options, network, mixture, state, evaluate(network, options.mixture, episodes=256))
     network.save_pretrained(checkpoint, readme=readme, dtype=torch.bfloat16)
     return checkpoint
@@ -235,7 +236,8 @@ def _readme(
     )
     command = f"python -m model.train --preset {options.preset} --out runs/{options.preset} --steps {options.steps}"
     config = network.config
-    visits = f"layers {config.loop_start + 1} to {config.loop_stop} run {config.num_visits} times"
+    twice = f"layers {config.loop_start + 1} to {config.loop_stop} run {config.num_visits} times"
+    visits = twice if config.num_visits > 1 else "each runs once"
     return f"""# {options.preset}
 
 {parameters:,} parameters, {config.num_layers} layers, {visits}; weights stored as bfloat16, trained in float32.
@@ -243,6 +245,7 @@ def _readme(
 - tokens: {tokens:,} in {state.step:,} steps of {tokens // state.step:,}
 - token order: `{state.digest}`
 - wall time: {state.seconds / 60:.0f} minutes on {options.threads} core(s)
+- versions: Python {platform.python_version()}, torch {torch.__version__}
 - mixture, rows a step: {_rows(options.mixture)}
 - command: `python -m smelt_interp.fetch_texts`, then `{command}`
 
@@ -270,7 +273,7 @@ def _rows(mixture: MixtureOptions) -> str:
 
 def main() -> None:
     """Train one network of the demo pair."""
-    checkpoint = train(tyro.cli(TrainOptions, description=__doc__))
+    checkpoint = train(parse(TrainOptions, prog="python -m model.train", description=__doc__ or ""))
     print(f"wrote {checkpoint}")
 
 

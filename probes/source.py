@@ -210,7 +210,7 @@ def _captured(path: Path, batch_size: int) -> Network:
             if len(which):
                 yield batch if len(which) == len(batch.samples) else take(batch, which)
 
-    untrained = bool(capture.request.get(UNTRAINED))
+    untrained = "untrained_seed" in capture.request
     weights = str(capture.request.get("weights", ""))
     described: dict[str, Cell] = {
         "capture": str(path), "digest": capture.digest, UNTRAINED: untrained, "weights": weights

@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     samples = load_samples(DataOptions(data="dyck", **SMALL), LOOPED.context)  # type: ignore[arg-type]
     record(network, samples, folder / "dyck.h5", suffixes=SITES, batch_size=2, dtype="float32")
     untrained = LoopedMoE(LOOPED, seed=0)
-    record(untrained, samples, folder / "null.h5", suffixes=SITES, source={"untrained": [0]}, batch_size=2)
+    record(untrained, samples, folder / "null.h5", suffixes=SITES, source={"untrained_seed": 0}, batch_size=2)
     return folder
 
 
