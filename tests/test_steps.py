@@ -23,7 +23,9 @@ def test_a_replaced_layer_is_used_at_every_visit():
     network, other, tokens_BT = tiny_network(), tiny_network(seed=5), random_tokens()
     expected = deepcopy(network)
     expected.layers[2].load_state_dict(other.layers[2].state_dict())
+    before = network(tokens_BT)  # nothing is remembered of the layer that ran here
     network.layers[2] = other.layers[2]
+    assert not torch.equal(network(tokens_BT), before)
     assert torch.equal(network(tokens_BT), expected(tokens_BT))
     assert network.blocks[2].layer is network.blocks[4].layer is other.layers[2]
     assert torch.equal(network.blocks[4].attn.W_O, other.layers[2].attn.output_weight() / 2)
