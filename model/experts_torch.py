@@ -19,6 +19,7 @@ from model.experts_layout import InputGradients, LayerOutput, WeightGradients, r
 
 GROUP_ROWS = 512
 INVARIANT_ROWS = 64
+FEW_SLOTS = 64
 
 
 class Group(NamedTuple):
@@ -47,34 +48,50 @@ def forward(
     With `batch_invariant` each product has exactly `INVARIANT_ROWS` rows, zeros below the real ones, so that nothing
     about a row's arithmetic depends on how many others there are.
     """
-    order_R, counts_E = _sort(expert_indices_NK, w_in.shape[0])
-    num_rows, width = order_R.numel(), x_ND.shape[1]
-    rows_RD = x_ND.new_empty(num_rows, width)
-    pre_RG = x_ND.new_empty(num_rows if keep else 0, w_in.shape[1])
+    order_R, row_NK, counts = _sort(expert_indices_NK, w_in.shape[0])
+    num_rows, pre_width = order_R.numel(), w_in.shape[1]
+    rows_RD = x_ND.new_empty(num_rows, x_ND.shape[1])
+    pre_RG = x_ND.new_empty(num_rows if keep else 0, pre_width)
     token_R = order_R // expert_weights_NK.shape[1]
     weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R)
-    w_in_E, w_out_E = w_in.transpose(1, 2).unbind(0), w_out.transpose(1, 2).unbind(0)
-
-    for group in _invariant_blocks(counts_E) if batch_invariant else _groups(counts_E):
+    for group in _invariant_blocks(counts) if batch_invariant else _groups(counts):
         rows = slice(group.start, group.stop)
         inputs_RD, weights_R1 = x_ND.index_select(0, token_R[rows]), weight_R1[rows]
         if batch_invariant:
             padding = (0, 0, 0, INVARIANT_ROWS - len(inputs_RD))
-            inputs_RD, weights_R1 = pad(inputs_RD, padding), pad(weights_R1, padding)
-            group = group._replace(sizes=[INVARIANT_ROWS])
-        group_pre_RG = inputs_RD.new_empty(len(inputs_RD), w_in.shape[1])
-        _multiply(inputs_RD, w_in_E, group_pre_RG, group)
-        act_RF = activation(group_pre_RG, gated=gated).mul_(weights_R1)
-        out_RD = torch.empty_like(inputs_RD) if batch_invariant else rows_RD[rows]
-        _multiply(act_RF, w_out_E, out_RD, group)
-        if batch_invariant:
-            rows_RD[rows] = out_RD[: group.stop - group.start]
-        if keep:
-            pre_RG[rows] = group_pre_RG[: group.stop - group.start]
-    row_NK = _inverse(order_R).view(expert_indices_NK.shape)
+            block_pre_RG, block_RD = (
+                x_ND.new_empty(INVARIANT_ROWS, pre_width),
+                x_ND.new_empty(INVARIANT_ROWS, x_ND.shape[1]),
+            )
+            block = group._replace(sizes=[INVARIANT_ROWS])
+            _run_group(
+                pad(inputs_RD, padding), pad(weights_R1, padding), w_in, w_out, block_pre_RG, block_RD, block, gated
+            )
+            rows_RD[rows] = block_RD[: len(inputs_RD)]
+            if keep:
+                pre_RG[rows] = block_pre_RG[: len(inputs_RD)]
+        else:
+            group_pre_RG = pre_RG[rows] if keep else x_ND.new_empty(len(inputs_RD), pre_width)
+            _run_group(inputs_RD, weights_R1, w_in, w_out, group_pre_RG, rows_RD[rows], group, gated)
     result = sum_rows(rows_RD, row_NK) if summed else rows_RD[row_NK]
-    kept = (order_R, counts_E) if keep else (order_R.new_empty(0), counts_E.new_empty(0))
+    kept = (order_R, order_R.new_tensor(counts)) if keep else (order_R.new_empty(0), order_R.new_empty(0))
     return LayerOutput(result, pre_RG, *kept)
+
+
+def _run_group(
+    inputs_RD: Tensor,
+    weights_R1: Tensor,
+    w_in: Tensor,
+    w_out: Tensor,
+    pre_RG: Tensor,
+    out_RD: Tensor,
+    group: Group,
+    gated: bool,
+) -> None:
+    """One group's rows through their experts, into the buffers `pre_RG` and `out_RD`."""
+    _multiply(inputs_RD, w_in.transpose(1, 2), pre_RG, group)
+    act_RF = activation(pre_RG, gated=gated).mul_(weights_R1)
+    _multiply(act_RF, w_out.transpose(1, 2), out_RD, group)
 
 
 def backward(
@@ -102,13 +119,12 @@ def backward(
     d_out_row_R = order_R // expert_weights_NK.shape[1] if summed else order_R
     token_R = order_R // expert_weights_NK.shape[1]
     weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R)
-    w_in_E, w_out_E = w_in.unbind(0), w_out.unbind(0)
-    d_w_in_E = () if destination.w_in is None else destination.w_in.unbind(0)
-    d_w_out_E = () if destination.w_out is None else destination.w_out.unbind(0)
+    d_w_in, d_w_out, accumulate = destination
+    counts: list[int] = counts_E.tolist()
     d_x_RD = x_ND.new_empty(len(token_R), x_ND.shape[1]) if needs_x else None
     d_weight_R = x_ND.new_empty(len(token_R))
 
-    for group in _groups(counts_E):
+    for group in _groups(counts):
         rows = slice(group.start, group.stop)
         d_out_RD, group_pre_RG, weights_R1 = (
             d_out_MD.index_select(0, d_out_row_R[rows]),
@@ -117,14 +133,14 @@ def backward(
         )
         gate_RF, up_RF = group_pre_RG.chunk(2, dim=1) if gated else (group_pre_RG, None)
         d_act_RF = x_ND.new_empty(gate_RF.shape)
-        _multiply(d_out_RD, w_out_E, d_act_RF, group)
+        _multiply(d_out_RD, w_out, d_act_RF, group)
         silu_RF = silu(gate_RF)
         act_RF = silu_RF if up_RF is None else silu_RF * up_RF
         if needs_expert_weights:
             torch.sum(d_act_RF * act_RF, dim=1, out=d_weight_R[rows])
-        if d_w_out_E:
-            _add_weight_gradients(d_out_RD, act_RF * weights_R1, d_w_out_E, group, destination.accumulate)
-        if d_x_RD is None and not d_w_in_E:
+        if d_w_out is not None:
+            _add_weight_gradients(d_out_RD, act_RF * weights_R1, d_w_out, group, accumulate)
+        if d_x_RD is None and d_w_in is None:
             continue
         d_act_RF.mul_(weights_R1)
         d_pre_RG = torch.empty_like(group_pre_RG)
@@ -135,17 +151,16 @@ def backward(
             torch.mul(d_act_RF, silu_RF, out=d_up_RF)
             torch.ops.aten.silu_backward.grad_input(d_act_RF.mul_(up_RF), gate_RF, grad_input=d_gate_RF)
         if d_x_RD is not None:
-            _multiply(d_pre_RG, w_in_E, d_x_RD[rows], group)
-        if d_w_in_E:
-            inputs_RD = x_ND.index_select(0, token_R[rows])
-            _add_weight_gradients(d_pre_RG, inputs_RD, d_w_in_E, group, destination.accumulate)
+            _multiply(d_pre_RG, w_in, d_x_RD[rows], group)
+        if d_w_in is not None:
+            _add_weight_gradients(d_pre_RG, x_ND.index_select(0, token_R[rows]), d_w_in, group, accumulate)
 
-    if not destination.accumulate:
-        for idle in (counts_E == 0).nonzero().flatten().tolist():
-            for d_matrix_E in (d_w_in_E, d_w_out_E):
-                if d_matrix_E:
-                    d_matrix_E[idle].zero_()
-    row_NK = _inverse(order_R).view(expert_weights_NK.shape)
+    if not accumulate:
+        for start, stop in _idle(counts):
+            for d_matrix in (d_w_in, d_w_out):
+                if d_matrix is not None:
+                    d_matrix[start:stop].zero_()
+    row_NK = inverse(order_R).view(expert_weights_NK.shape)
     return InputGradients(
         None if d_x_RD is None else sum_rows(d_x_RD, row_NK), d_weight_R[row_NK] if needs_expert_weights else None
     )
@@ -163,13 +178,13 @@ def tangent(
     summed: bool,
 ) -> Tensor:
     """The directional derivative of `LayerOutput.result` for tangents of the four inputs."""
-    order_R, counts_E = _sort(expert_indices_NK, w_in.shape[0])
+    order_R, row_NK, counts = _sort(expert_indices_NK, w_in.shape[0])
     t_x_ND, t_weights_NK, t_w_in, t_w_out = tangents
     token_R = order_R // expert_weights_NK.shape[1]
     weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R)
     t_weight_R1 = t_weights_NK.reshape(-1, 1).index_select(0, order_R)
     t_rows_RD = x_ND.new_empty(len(token_R), x_ND.shape[1])
-    for group in _groups(counts_E):
+    for group in _groups(counts):
         start = group.start
         for expert, size in zip(group.experts, group.sizes, strict=True):
             rows = slice(start, start + size)
@@ -183,7 +198,6 @@ def tangent(
             t_w_out_FD = t_w_out[expert].to(x_ND.dtype).t()
             t_rows_RD[rows] = t_weighted_RF @ w_out_FD + (act_RF * weight_R1[rows]) @ t_w_out_FD
             start += size
-    row_NK = _inverse(order_R).view(expert_weights_NK.shape)
     return sum_rows(t_rows_RD, row_NK) if summed else t_rows_RD[row_NK]
 
 
@@ -207,27 +221,41 @@ def sum_rows(rows_RD: Tensor, row_NK: Tensor) -> Tensor:
     return total_ND
 
 
-def _sort(expert_indices_NK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Slots in expert order, and how many each expert has."""
-    experts_R, order_R = expert_indices_NK.reshape(-1).sort(stable=True)
-    if len(experts_R):
-        raise_outside_experts(int(experts_R[0]), int(experts_R[-1]), num_experts)
-    return order_R, torch.bincount(experts_R, minlength=num_experts)
+def _sort(expert_indices_NK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, list[int]]:
+    """Slots in expert order, the row of each slot, and how many slots each expert has.
+
+    Raises `UserError` for an id outside 0..E-1.
+    """
+    experts_R = expert_indices_NK.reshape(-1)
+    num_slots, device = experts_R.numel(), experts_R.device
+    if num_slots <= FEW_SLOTS:  # in Python this costs less than the handful of tensor operations below
+        experts: list[int] = experts_R.tolist()
+        if experts:
+            raise_outside_experts(min(experts), max(experts), num_experts)
+        counts, row = [0] * num_experts, [0] * num_slots
+        order = sorted(range(num_slots), key=experts.__getitem__)
+        for index, slot in enumerate(order):
+            counts[experts[slot]] += 1
+            row[slot] = index
+        both = torch.tensor([order, row], dtype=torch.int64, device=device)
+        return both[0], both[1].view(expert_indices_NK.shape), counts
+    sorted_R, order_R = experts_R.sort(stable=True)
+    raise_outside_experts(int(sorted_R[0]), int(sorted_R[-1]), num_experts)
+    row_NK = inverse(order_R).view(expert_indices_NK.shape)
+    return order_R, row_NK, torch.bincount(sorted_R, minlength=num_experts).tolist()
 
 
-def _inverse(order_R: Tensor) -> Tensor:
+def inverse(order_R: Tensor) -> Tensor:
     """Row of each slot."""
-    row_R = torch.empty_like(order_R)
-    row_R[order_R] = torch.arange(len(order_R), device=order_R.device)
-    return row_R
+    return torch.empty_like(order_R).scatter_(0, order_R, torch.arange(len(order_R), device=order_R.device))
 
 
-def _groups(counts_E: Tensor) -> Iterator[Group]:
+def _groups(counts: Sequence[int]) -> Iterator[Group]:
     """The experts that have rows, in groups that close as soon as they hold `GROUP_ROWS` rows."""
     experts: list[int] = []
     sizes: list[int] = []
     start = stop = 0
-    for expert, count in enumerate(counts_E.tolist()):
+    for expert, count in enumerate(counts):
         if count:
             experts.append(expert)
             sizes.append(count)
@@ -239,28 +267,38 @@ def _groups(counts_E: Tensor) -> Iterator[Group]:
         yield Group(start, stop, experts, sizes)
 
 
-def _invariant_blocks(counts_E: Tensor) -> Iterator[Group]:
+def _idle(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Runs of consecutive experts without rows."""
+    start = 0
+    for expert, count in enumerate((*counts, 1)):
+        if count:
+            if start < expert:
+                yield start, expert
+            start = expert + 1
+
+
+def _invariant_blocks(counts: Sequence[int]) -> Iterator[Group]:
     """Each expert's rows in pieces of at most `INVARIANT_ROWS`."""
-    counts: list[int] = counts_E.tolist()
     for expert, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
         for start in range(end - count, end, INVARIANT_ROWS):
             stop = min(start + INVARIANT_ROWS, end)
             yield Group(start, stop, [expert], [stop - start])
 
 
-def _multiply(left: Tensor, matrices: Sequence[Tensor], out: Tensor, group: Group) -> None:
+def _multiply(left: Tensor, matrices: Tensor, out: Tensor, group: Group) -> None:
     """out = left @ matrices[expert] on each segment of a group."""
-    for expert, left_part, out_part in zip(group.experts, left.split(group.sizes), out.split(group.sizes), strict=True):
-        torch.mm(left_part, matrices[expert].to(left.dtype), out=out_part)
+    convert = matrices.dtype != left.dtype
+    left_parts, out_parts = left.split_with_sizes(group.sizes), out.split_with_sizes(group.sizes)
+    for expert, left_part, out_part in zip(group.experts, left_parts, out_parts, strict=True):
+        matrix = matrices.select(0, expert)
+        torch.mm(left_part, matrix.to(left.dtype) if convert else matrix, out=out_part)
 
 
-def _add_weight_gradients(
-    left: Tensor, right: Tensor, gradients: Sequence[Tensor], group: Group, accumulate: bool
-) -> None:
+def _add_weight_gradients(left: Tensor, right: Tensor, gradients: Tensor, group: Group, accumulate: bool) -> None:
     """gradients[expert] = left.T @ right on each segment of a group, added to what is there with `accumulate`."""
-    left_parts, right_parts = left.split(group.sizes), right.split(group.sizes)
+    left_parts, right_parts = left.split_with_sizes(group.sizes), right.split_with_sizes(group.sizes)
     for expert, left_part, right_part in zip(group.experts, left_parts, right_parts, strict=True):
-        target = gradients[expert]
+        target = gradients.select(0, expert)
         if target.dtype != left.dtype:  # weights stored in another type than that of the arithmetic
             product = torch.mm(left_part.t(), right_part, out=left.new_empty(target.shape))
             target.copy_(target + product if accumulate else product)
