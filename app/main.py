@@ -17,7 +17,7 @@ from app.runs_page import runs_page
 from probes import catalog
 from smelt_interp.errors import UserError
 
-NARROW_MARGINS = "<style>[data-testid=stMainBlockContainer] {padding: 3rem 3rem 4rem}</style>"
+NARROW_MARGINS = "<style>[data-testid=stMainBlockContainer] {padding: 3rem 2.5rem 4rem}</style>"
 
 
 def captures_folder(arguments: Sequence[str]) -> Path:
@@ -33,7 +33,7 @@ def captures_folder(arguments: Sequence[str]) -> Path:
 
 def main() -> None:
     """Lay out the page that the address names."""
-    st.set_page_config(page_title="smelt-interp", layout="wide", initial_sidebar_state=340)
+    st.set_page_config(page_title="smelt-interp", layout="wide", initial_sidebar_state=300)
     st.html(NARROW_MARGINS)
     try:
         folder = captures_folder(sys.argv[1:])

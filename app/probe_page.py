@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WIDTHS = {
     name: st.column_config.TextColumn(width=width)
-    for name, width in (("quantity", 190), ("value [95%]", 205), ("note", 150))
+    for name, width in (("quantity", 180), ("value [95%]", 185), ("note", 130))
 }
 
 
@@ -117,7 +117,11 @@ def _measured(
                 data=each.data.name,
                 title=title,
                 facts=facts,
-                table={str(column.header) or "note": [str(cell) for cell in column.cells] for column in table.columns},
+                table={
+                    str(column.header) or "note": [str(cell) for cell in column.cells]
+                    for column in table.columns
+                    if any(column.cells)
+                },
                 footnotes=Text.from_markup(str(table.caption)).plain,
                 rows=each.rows(),
                 figures=figures,
@@ -139,10 +143,12 @@ def _show(name: str, answer: Answer) -> None:
         st.caption(answer.footnotes.replace("\n", "  \n"))
     places = [st.container()] if len(answer.figures) == 1 else st.tabs(list(answer.figures))
     for place, (network, figure) in zip(places, answer.figures.items(), strict=True):
-        place.plotly_chart(figure, key=f"figure {answer.data} {network}")
+        if figure.data:  # a comparison of visits draws nothing on a Baseline, as its table says
+            place.plotly_chart(figure, key=f"figure {answer.data} {network}")
     details = [row for row in answer.rows if row["level"] != "headline"]
-    with st.expander(f"Every other row: {len(details)}"):
-        st.dataframe(columns_of(details), hide_index=True, height=420, key=f"details {answer.data}")
+    if details:
+        with st.expander(f"Every other row: {len(details)}"):
+            st.dataframe(columns_of(details), hide_index=True, height=420, key=f"details {answer.data}")
     st.download_button(
         "All rows as CSV", report.csv_text(answer.rows), f"{name}-{answer.data}.csv", "text/csv", on_click="ignore",
         key=f"csv {answer.data}",

@@ -60,7 +60,7 @@ def _summary(capture: Capture) -> dict[str, str | int]:
 
 def _checkpoint(capture: Capture) -> str:
     name = str(capture.request.get("checkpoint", "-"))
-    return f"{name}, untrained" if capture.request.get("untrained") else name
+    return f"{name}, untrained" if "untrained_seed" in capture.request else name
 
 
 def _network(capture: Capture) -> str:

@@ -159,7 +159,7 @@ def _drawn(
                     "orientation": "h", "thickness": 8, "y": 1.0, "yanchor": "bottom",
                     "x": width * (column - 0.5) / count, "len": width * 0.8 / count,
                     "title": {"text": title, "side": "top"},
-                    "tickvals": [-1, -0.2, 0, 0.2, 1] if low < 0 else [0, 0.2, 0.5, 1], "tickangle": 0,
+                    "tickvals": [-1, -0.5, 0, 0.5, 1] if low < 0 else [0, 0.5, 1], "tickangle": 0,
                 },
             ),
             1, column,

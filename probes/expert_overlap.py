@@ -399,7 +399,7 @@ def figure(result: OverlapResult) -> "Figure":
             trace = Scatter(x=layers, y=y, name=f"{name}, visits {pair_label(visits)}", line={"dash": dash})
             drawn.add_trace(trace, row=1, col=1)
     if not result.pairs:
-        drawn.add_annotation(text=NEEDS_TWO_VISITS, showarrow=False, xref="x domain", yref="y domain", x=0.5, y=0.5)
+        drawn.add_annotation(text=NEEDS_TWO_VISITS, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.8)
     experts = [f"expert {index + 1}" for index in range(result.load_SE.shape[1])]
     heat = Heatmap(z=result.load_SE.T, x=list(result.step_labels), y=experts, colorscale="Viridis",
                    colorbar={"len": 0.42, "y": 0.2})  # fmt: skip

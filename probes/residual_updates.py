@@ -447,9 +447,8 @@ def figure(result: UpdatesResult) -> "Figure":
                 )  # fmt: skip
                 drawn.add_trace(trace, row=1, col=column)
     if not groups:
-        for axis in ("", "2"):
-            drawn.add_annotation(text=NEEDS_TWO_VISITS, showarrow=False, xref=f"x{axis} domain",
-                                 yref=f"y{axis} domain", x=0.5, y=0.5)  # fmt: skip
+        # Relative to the paper: a plot without traces has no axes to be placed by.
+        drawn.add_annotation(text=NEEDS_TWO_VISITS, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.8)
     steps = list(result.step_labels)
     for norm_S, update in zip(result.norm_US, OF_ONE_STEP, strict=True):
         trace = Scatter(x=steps, y=norm_S, name=f"norm, {update}", line={"color": colours[update]})
