@@ -1,6 +1,6 @@
 """Time the expert layer on this CPU against the peers that a user would have instead.
 
-    python benchmarks/experts.py --out experts.json
+    python -m benchmarks.experts --out experts.json
 
 Every round runs each competitor once, so that a slow moment of the machine meets all of them; what is reported is the
 median over rounds of peer time / our time, with quartiles. Times are the process's CPU time on one thread, page faults
@@ -11,6 +11,7 @@ call is left out and named.
 import json
 import os
 import resource
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -212,12 +213,19 @@ def takes_over_limit(call: Call) -> bool:
     """Whether one call needs more CPU time than `LIMIT_SECONDS`: a child process tries, under that limit."""
     child = os.fork()
     if child == 0:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        limit = int(used.ru_utime + used.ru_stime) + LIMIT_SECONDS
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
-        call()
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+        code = 1
+        try:
+            used = resource.getrusage(resource.RUSAGE_SELF)
+            limit = int(used.ru_utime + used.ru_stime) + LIMIT_SECONDS
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+            call()
+            code = 0
+        finally:
+            os._exit(code)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if ended not in (0, -signal.SIGXCPU, -signal.SIGKILL):
+        raise RuntimeError(f"a peer failed with status {ended}")
+    return ended != 0
 
 
 def cpu_seconds(call: Call) -> float:
