@@ -10,6 +10,7 @@ call is left out and named.
 
 import json
 import os
+import random
 import resource
 import signal
 import statistics
@@ -250,10 +251,10 @@ def measure(name: str, tokens: int, work: Work, options: Options, hopeless: list
     first = {peer: cpu_seconds(call) for peer, call in competitors.items()}
     rounds = max(options.rounds, min(50, int(options.seconds / sum(first.values()))))
     point.seconds = {peer: [] for peer in competitors}
-    for index in range(rounds):
-        turn = list(competitors.items())
-        for peer, call in turn[index % len(turn) :] + turn[: index % len(turn)]:
-            point.seconds[peer].append(cpu_seconds(call))
+    order = random.Random(0)
+    for _ in range(rounds):
+        for peer in order.sample(list(competitors), len(competitors)):  # nobody always finds another's weights in cache
+            point.seconds[peer].append(cpu_seconds(competitors[peer]))
     return point
 
 

@@ -15,7 +15,9 @@ from experts_oracle import (
     relative_error,
     with_gradients,
 )
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from model.experts import ExpertWeights, experts, experts_traced
 from smelt_interp.errors import UserError
@@ -239,6 +241,36 @@ def test_a_used_module_can_be_copied_and_pickled():
     buffer = io.BytesIO()
     torch.save(module.state_dict(), buffer)
     assert set(module.state_dict()) == {"w_in", "w_out"}
+
+
+class _TwoVisits(nn.Module):
+    """One layer, run twice on the residual stream."""
+
+    def __init__(self, weights: ExpertWeights) -> None:
+        super().__init__()
+        self.layer = _Layer(ExpertWeights(*(matrix.clone() for matrix in weights)))
+
+    def forward(self, x_ND: Tensor, indices_NK: Tensor, weights_NK: Tensor) -> Tensor:
+        for _ in range(2):
+            x_ND = x_ND + self.layer(x_ND, indices_NK, weights_NK)
+        return x_ND
+
+
+def test_sharded_training_has_the_gradients_of_both_visits():
+    """`fully_shard` hands the layer plain tensors that it gathered, in a world of one process."""
+    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=9)
+    plain, sharded = _TwoVisits(weights), _TwoVisits(weights)
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        fully_shard(sharded.layer, mesh=init_device_mesh("cpu", (1,)))
+        fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
+        for module in (plain, sharded):
+            module(x_ND, indices_NK, weights_NK).square().sum().backward()
+        for name in ("w_in", "w_out"):
+            gradient = getattr(sharded.layer, name).grad.full_tensor()
+            assert torch.equal(gradient, getattr(plain.layer, name).grad)
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_uninitialised_memory_is_never_read():
