@@ -2,9 +2,9 @@
 
 `NAME.parts/` holds `request.json` and one small HDF5 file a batch, `FIRST-SHA256.h5`: the position of its first sample
 and the digest of its bytes. A part is built in memory, written with one plain write, flushed to the disk, and only
-then given its name, so what has a name is whole. The parts of one request make the same capture whichever run wrote
-them. At the end their chunks are copied, still compressed, into one file inside the folder, which is read back,
-digested, and moved to `NAME.h5`.
+then given its name, so what has a name is whole. The parts of one request make the same capture whichever process
+wrote them, one after the other or several at once, each other batches. At the end their chunks are copied, still
+compressed, into one file inside the folder, which is read back, digested, and moved to `NAME.h5`.
 """
 
 import hashlib
@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +36,7 @@ from cache.selection import Kept
 from cache.store import REQUEST_FILE, Capture, parts_folder, sidecar
 from cache.verify import verify_contents
 from smelt_interp.errors import UserError
+from smelt_interp.output_files import make_folder, write_whole
 from smelt_interp.plan import plan
 from smelt_interp.samples import concatenate
 from smelt_interp.sites import SITES
@@ -63,31 +63,30 @@ class Recording:
     def __init__(self, out: Path, contents: Contents, command: str = "") -> None:
         if out.suffix != ".h5":
             raise UserError(f"a capture's name must end in .h5; got {out}")
-        self.out = out
-        self.contents = contents
-        self.command = command
-        self.folder = parts_folder(out)
+        self._out = out
+        self._contents = contents
+        self._command = command
+        self._folder = parts_folder(out)
         self.finished = out.exists()
         self._digest = contents.digest()
         self._parts: dict[int, Part] = {}
         if self.finished:
             if Capture(out).contents_digest != self._digest:
                 raise UserError(f"a capture must not replace another; {out} holds one of another request: rename it")
-            shutil.rmtree(self.folder, ignore_errors=True)
+            shutil.rmtree(self._folder, ignore_errors=True)
             return
         self._open_folder()
-        for part in self._found():
-            self._parts[part.first] = part
+        self._look()
 
     def missing(self, batch_size: int) -> list[range]:
         """The batches of `batch_size` positions that no finished part holds, in order."""
-        num_samples = len(self.contents.samples)
+        num_samples = len(self._contents.samples)
         blocks = [range(i, min(i + batch_size, num_samples)) for i in range(0, num_samples, batch_size)]
         return [block for block in blocks if block.start not in self._parts]
 
     def add(self, batch: Batch) -> None:
         """Write the batch as a finished part. Its samples must be the next ones after its first in the capture."""
-        contents, count = self.contents, len(batch.samples)
+        contents, count = self._contents, len(batch.samples)
         first = int(np.searchsorted(contents.sample_ids, batch.sample_ids[0]))
         expected = slice(first, first + count)
         if not np.array_equal(contents.sample_ids[expected], batch.sample_ids) or not np.array_equal(
@@ -95,76 +94,78 @@ class Recording:
         ):
             raise UserError(f"a batch must hold consecutive samples of its capture; got {batch.sample_ids.tolist()}")
         image = part_image(contents, batch)
-        path = self.folder / f"{first:08d}-{hashlib.sha256(image).hexdigest()}.h5"
+        path = self._folder / f"{first:08d}-{hashlib.sha256(image).hexdigest()}.h5"
         write_whole(path, image)
         self._parts[first] = Part(first, count, path)
 
     def finish(self) -> Capture:
-        """Join the parts into the capture, verify it, move it to its name, remove the parts."""
+        """Join the parts into the capture, verify it, move it to its name, remove the parts.
+
+        Parts that other processes have written are joined too. Raises UserError while samples are missing.
+        """
         if self.finished:
-            return Capture(self.out)
-        whole = self.folder / "whole.partial"
+            return Capture(self._out)
+        self._look()
+        whole = self._folder / "whole.partial"
         self._join(whole)
         verify_contents(whole)
         with whole.open("rb") as file:
             os.fsync(file.fileno())
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        write_whole(sidecar(self.out), f"{digest}  {self.out.name}\n".encode())
-        os.replace(whole, self.out)
-        _sync_folder(self.out.parent)
-        shutil.rmtree(self.folder)
+        write_whole(sidecar(self._out), f"{digest}  {self._out.name}\n".encode())
+        os.replace(whole, self._out)
+        _sync_folder(self._out.parent)
+        shutil.rmtree(self._folder)
         self.finished = True
-        return Capture(self.out)
+        return Capture(self._out)
 
     def _open_folder(self) -> None:
+        make_folder(self._out.parent)
+        make_folder(self._folder)
+        request = self._folder / REQUEST_FILE
+        if not request.exists():
+            if any(self._folder.glob("*.h5")):
+                raise UserError(f"{self._folder} must hold the parts of one recording; got no {REQUEST_FILE} in it")
+            document = {"digest": self._digest, "request": self._contents.request(), "command": self._command}
+            write_whole(request, json.dumps(document, indent=1).encode())
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            request = self.folder / REQUEST_FILE
-            if not request.exists():
-                if any(self.folder.glob("*.h5")):
-                    raise UserError(f"{self.folder} must hold the parts of one recording; got no {REQUEST_FILE} in it")
-                document = {"digest": self._digest, "request": self.contents.request(), "command": self.command}
-                write_whole(request, json.dumps(document, indent=1).encode())
             stored = json.loads(request.read_text(encoding="utf-8"))
-        except OSError as error:
-            if error.errno in (ENOSPC, EDQUOT, EFBIG):
-                raise
-            raise UserError(f"the output folder must be writable; got {self.out.parent}: {error.strerror}") from None
-        except json.JSONDecodeError:
+        except (UnicodeDecodeError, json.JSONDecodeError):
             stored = {}
         if stored.get("digest") != self._digest:
-            ours = json.loads(self.contents.request_json())
+            ours = json.loads(self._contents.request_json())
             theirs = stored.get("request", {})
             differ = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)] or ["config"]
             raise UserError(
-                f"parts to go on with must be of the same request; {self.folder} differs in {', '.join(differ)}: "
+                f"parts to go on with must be of the same request; {self._folder} differs in {', '.join(differ)}: "
                 "remove it or choose another name"
             )
 
-    def _found(self) -> list[Part]:
-        """The parts in the folder whose bytes are what their name says; others are removed."""
-        found = []
-        for path in sorted(self.folder.glob("*-*.h5")):
-            first, _, digest = path.stem.partition("-")
+    def _look(self) -> None:
+        """Take up the parts in the folder whose bytes are what their name says; others are removed."""
+        for path in sorted(self._folder.glob("*-*.h5")):
+            number, _, digest = path.stem.partition("-")
+            first = int(number)
+            if first in self._parts:
+                continue
             data = path.read_bytes()
             if hashlib.sha256(data).hexdigest() != digest:
                 path.unlink()
                 continue
             with h5py.File(io.BytesIO(data), "r") as file:
-                found.append(Part(int(first), len(file["logprob"]), path))
-        return found
+                self._parts[first] = Part(first, len(file["logprob"]), path)
 
     def _join(self, whole: Path) -> None:
         parts = [self._parts[first] for first in sorted(self._parts)]
         ends = [0, *(part.first + part.num_samples for part in parts)]
-        if [part.first for part in parts] != ends[:-1] or ends[-1] != len(self.contents.samples):
+        if [part.first for part in parts] != ends[:-1] or ends[-1] != len(self._contents.samples):
             raise UserError(f"a capture must have all its samples before it is joined; got {len(parts)} parts")
         disk = _Disk(whole, "w+")
         try:
             with h5py.File(disk, "w", libver=LIBRARY_FORMAT) as file:
-                _write_head(file, self.contents, self.command)
+                _write_head(file, self._contents, self._command)
                 for part in parts:
-                    _copy(part, file, len(self.contents.samples))
+                    _copy(part, file, len(self._contents.samples))
                     disk.check()
         finally:
             disk.close()
@@ -207,19 +208,6 @@ def write_capture(
         for each in batches:
             recording.add(each)
     return recording.finish()
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that has its name only when all of it is on the disk."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with scratch.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -195,6 +195,28 @@ def test_datasets_do_not_depend_on_the_parts(
     assert ours == theirs
 
 
+def test_several_processes_record_other_batches_of_one_capture(
+    tmp_path: Path, batch: Batch, uninterrupted: Path
+) -> None:
+    """One that was opened before the others wrote theirs joins the parts of all."""
+    out, batches = tmp_path / "a.h5", list(split_batch(batch, BATCH_SIZE))
+    recording = recording_of(out, batch)
+
+    def record_every_third(start: int) -> None:
+        other = recording_of(out, batch)
+        for each in batches[start::3]:
+            other.add(each)
+
+    for each in batches[::3]:
+        recording.add(each)
+    with pytest.raises(UserError, match="a capture must have all its samples before it is joined; got 5 parts"):
+        recording.finish()
+    children = [Child(partial(record_every_third, start)) for start in (1, 2)]
+    assert [child.wait() for child in children] == [(0, "")] * 2
+    recording.finish()
+    assert contents(out) == contents(uninterrupted)
+
+
 def test_a_damaged_part_is_recorded_again(tmp_path: Path, batch: Batch, uninterrupted: Path) -> None:
     out = tmp_path / "a.h5"
     recording = recording_of(out, batch)
@@ -264,7 +286,7 @@ def test_names_that_cannot_be_written(tmp_path: Path, batch: Batch) -> None:
     with pytest.raises(UserError, match=r"a capture's name must end in .h5; got .*a.hdf"):
         record(tmp_path / "a.hdf", batch)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"the output folder must be writable; got .*file: Not a directory"):
+    with pytest.raises(UserError, match=r"the output folder must be writable; got .*file: File exists"):
         record(tmp_path / "file" / "a.h5", batch)
     with pytest.raises(UserError, match=r"the output folder must be writable; got /proc/none: No such file"):
         record(Path("/proc/none/a.h5"), batch)

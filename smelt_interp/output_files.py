@@ -1,0 +1,35 @@
+"""Files that have their name only when they are whole, in folders that are checked before anything is written."""
+
+import os
+from errno import EDQUOT, EFBIG, ENOSPC
+from pathlib import Path
+
+from smelt_interp.errors import UserError
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder, and those above it, unless it is there.
+
+    Raises `UserError` when it cannot be made or written to, and `OSError` when the disk is full.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in (ENOSPC, EDQUOT, EFBIG):
+            raise
+        raise UserError(f"the output folder must be writable; got {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"the output folder must be writable; got {folder}, which is not")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that has its name only when all of it is on the disk; one of that name is replaced."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with scratch.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
