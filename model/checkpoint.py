@@ -1,10 +1,8 @@
 """Checkpoint folders: config.json, model.safetensors, tokenizer.json and README.md, read strictly, written whole."""
 
-import errno
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
+from smelt_interp.output_files import make_folder
 from smelt_interp.tokenizer import tokenizer_json
 
 CONFIG, WEIGHTS, TOKENIZER, README = "config.json", "model.safetensors", "tokenizer.json", "README.md"
@@ -78,38 +77,30 @@ def write_checkpoint(
 ) -> None:
     """Write the four files to a new folder that appears under its name only when it is whole.
 
-    Raises `UserError` when the folder exists already or cannot be made and when a weight is not finite as `dtype`, and
+    Raises `UserError` when the folder exists already or cannot be made, and when a weight is not finite as `dtype`;
     `OSError` when the disk is full.
     """
     if folder.exists():
         raise UserError(f"a checkpoint must be written to a new folder; {folder} exists")
     stored = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in weights.items()}
     _check_finite(f"weights as {str(dtype).removeprefix('torch.')}", stored)
-    scratch = _scratch_folder(folder)
+    make_folder(folder.parent)
+    scratch = folder.with_name(f".{folder.name}.{os.getpid()}")
+    scratch.mkdir(exist_ok=True)
     try:
         (scratch / CONFIG).write_text(json.dumps(config.to_json(), indent=1) + "\n", encoding="utf-8")
         (scratch / TOKENIZER).write_text(tokenizer_json(), encoding="utf-8")
         (scratch / README).write_text(readme, encoding="utf-8")
         save_file(stored, scratch / WEIGHTS)
+        # safetensors makes files that the owner alone may read.
+        (scratch / WEIGHTS).chmod((scratch / CONFIG).stat().st_mode)
         for path in scratch.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        scratch.chmod(0o755)
         os.replace(scratch, folder)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-
-
-def _scratch_folder(folder: Path) -> Path:
-    """A new folder beside the final one."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise
-        raise UserError(f"a checkpoint must go where a folder can be made; got {folder}; {error.strerror}") from None
 
 
 def _check_finite(what: str, weights: Mapping[str, Tensor]) -> None:

@@ -394,17 +394,17 @@ class LoopedMoE(HookedRootModule):
     # Checkpoints
 
     @classmethod
-    def from_pretrained(cls, checkpoint: str | Path, *, allow_download: bool = False) -> "LoopedMoE":
+    def from_pretrained(cls, checkpoint: str | Path, *, allow_download: bool = False) -> Self:
         """The network of a checkpoint folder, in float32 and evaluation mode; with `allow_download`, of a hub id too.
 
         Raises `UserError` for everything that `model.checkpoint` refuses.
         """
         folder = checkpoint_folder(checkpoint, allow_download=allow_download)
-        network = cls(read_config(folder))
-        own = network.stored_weights()
-        weights = read_weights(folder, {name: tuple(weight.shape) for name, weight in own.items()})
-        for name, weight in own.items():
-            weight.copy_(weights[name])
+        config = read_config(folder)
+        with torch.device("meta"):  # no memory and no random numbers for weights that are read
+            network = cls(config)
+        shapes = {name: tuple(weight.shape) for name, weight in network.stored_weights().items()}
+        network.load_state_dict(read_weights(folder, shapes), assign=True)
         network.eval()
         return network
 
