@@ -4,9 +4,9 @@ import ast
 import inspect
 import textwrap
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 import streamlit as st
@@ -15,28 +15,39 @@ from smelt_interp.errors import UserError
 
 
 def option_help(options: type) -> dict[str, str]:
-    """The docstring under each field: what the command prints for `--help`."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(options))).body
-    assert isinstance(body, ast.ClassDef)
+    """The docstring under each field, inherited ones too: what the command prints for `--help`."""
     found = {}
-    for statement, following in zip(body.body, body.body[1:], strict=False):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            match following:
-                case ast.Expr(value=ast.Constant(value=str(text))):
-                    found[statement.target.id] = inspect.cleandoc(text)
+    for parent in filter(is_dataclass, reversed(options.__mro__)):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
+        assert isinstance(body, ast.ClassDef)
+        for statement, following in zip(body.body, body.body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                match following:
+                    case ast.Expr(value=ast.Constant(value=str(text))):
+                        found[statement.target.id] = inspect.cleandoc(text)
     return found
 
 
 def choose_options(options: type) -> object:
     """One widget a field, its value in the address; the options they make. Raises UserError as the options do."""
-    kinds = get_type_hints(options)
-    texts = option_help(options)
-    chosen = {
-        field.name: _widget(field.name, kinds[field.name], _default(field), texts[field.name])
-        for field in fields(options)
-    }
-    made: object = options(**chosen)
+    made: object = options(**choose_values(options, [field.name for field in fields(options)]))
     return made
+
+
+def choose_values(options: type, names: Sequence[str]) -> dict[str, object]:
+    """One widget for each of these fields, and the values they stand at. Raises UserError once all are drawn."""
+    kinds, texts = get_type_hints(options), option_help(options)
+    defaults = {field.name: _default(field) for field in fields(options) if field.name in names}
+    chosen: dict[str, object] = {}
+    problems: list[UserError] = []
+    for name in names:
+        try:
+            chosen[name] = _widget(name, kinds[name], defaults[name], texts[name])
+        except UserError as problem:
+            problems.append(problem)
+    if problems:
+        raise problems[0]
+    return chosen
 
 
 def option_words(options: object) -> list[str]:
@@ -44,17 +55,19 @@ def option_words(options: object) -> list[str]:
     words: list[str] = []
     for name, value in changed_options(options).items():
         flag = name.replace("_", "-")
-        if isinstance(value, bool):
+        if is_dataclass(value):
+            words += option_words(value)
+        elif isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            words += [f"--{flag}", *_text(value).split()]
+            words += [f"--{flag}", *(map(str, value) if isinstance(value, (tuple, list)) else [str(value)])]
     return words
 
 
 def changed_options(options: object) -> dict[str, object]:
     """The options that are not at their default."""
     values = {field.name: getattr(options, field.name) for field in fields(options)}  # type: ignore[arg-type]
-    defaults = {field.name: _default(field) for field in fields(options)}  # type: ignore[arg-type]
+    defaults = {field.name: field.default for field in fields(options)}  # type: ignore[arg-type]
     return {name: value for name, value in values.items() if value != defaults[name]}
 
 

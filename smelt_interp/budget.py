@@ -14,14 +14,17 @@ without the norm gains, which are less than half of the last printed digit, so `
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+import tyro
+
 from smelt_interp import printed
 from smelt_interp.command_line import parse
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError, run_command
+from smelt_interp.knobs import UNTURNED, Knobs, turned
 from smelt_interp.network_choice import NetworkChoice
 from smelt_interp.plan import plan
 from smelt_interp.presets import PAPER_ATTENDED_TOKENS, PAPER_PAIRS, PAPER_ROWS, causal_mean
-from smelt_interp.tables import Cell, percent, print_json, print_table
+from smelt_interp.tables import Cell, Table, percent, print_json, print_table
 
 BYTES_PER_ENTRY = 2
 """bfloat16."""
@@ -154,11 +157,30 @@ class Mismatch:
 
     def within(self, tolerance: "Mismatch") -> bool:
         """Whether each of the three is at most the tolerance's."""
-        return (
-            abs(self.flops) <= tolerance.flops
-            and abs(self.total_parameters) <= tolerance.total_parameters
-            and abs(self.kv_bytes) <= tolerance.kv_bytes
-        )
+        return all(verdict.within for verdict in verdicts(self, tolerance))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One of the three mismatches against its tolerance."""
+
+    name: str
+    value: float
+    allowed: float
+
+    @property
+    def within(self) -> bool:
+        """Whether it is at most what is allowed."""
+        return abs(self.value) <= self.allowed
+
+
+def verdicts(found: Mismatch, tolerance: Mismatch) -> tuple[Verdict, Verdict, Verdict]:
+    """The three mismatches, each against its tolerance."""
+    return (
+        Verdict(name="training FLOPs", value=found.flops, allowed=tolerance.flops),
+        Verdict(name="total parameters", value=found.total_parameters, allowed=tolerance.total_parameters),
+        Verdict(name="KV cache", value=found.kv_bytes, allowed=tolerance.kv_bytes),
+    )
 
 
 PAPER_TOLERANCE = Mismatch(
@@ -184,6 +206,10 @@ def figures(config: ModelConfig, counts: Budget) -> dict[str, float]:
     return {
         "active_parameters": parameters.active,
         "total_parameters": parameters.total,
+        "projection_parameters": parameters.projections,
+        "router_parameters": parameters.router,
+        "expert_parameters": parameters.experts,
+        "chosen_expert_parameters": parameters.chosen_experts,
         "norm_gain_parameters": parameters.norm_gains,
         "stored_parameters": parameters.stored,
         "projection_flops": flops.projections,
@@ -289,48 +315,96 @@ def attention_interval(config: ModelConfig, active: float, total: float) -> tupl
 class Options(NetworkChoice):
     """Count what a network costs, alone or beside the one that it is matched to."""
 
+    knobs: tyro.conf.OmitArgPrefixes[Knobs] = UNTURNED
     attended_tokens: float | Literal["own"] = "own"
     """Mean positions that a query attends to. own: 390 for the paper's grid, (context + 1) / 2 for any other."""
     json: bool = False
     """Print JSON."""
 
 
-def main() -> None:
-    """Print the budgets of one network or two, their mismatch, and for the paper's grid the printed geometry."""
-    options = parse(Options, prog="python -m smelt_interp.budget", description=__doc__)
-    networks = options.networks(options.attended_tokens)
-    counts = [budget(network.config, network.attended_tokens) for network in networks]
-    columns = {network.name: figures(network.config, count) for network, count in zip(networks, counts, strict=True)}
-    geometry = printed_geometry(options.pair) if options.pair in PAPER_PAIRS else ()
-    report: dict[str, object] = {"budgets": columns}
-    notes: list[str] = []
-    if len(counts) == 2:
-        found = mismatch(*counts)
-        within = found.within(PAPER_TOLERANCE)
-        report["mismatch"] = asdict(found) | {"largest": found.largest, "within_paper_tolerance": within}
-        notes.append(
-            f"mismatch: FLOPs {percent(found.flops)}, total parameters {percent(found.total_parameters)}, KV cache "
-            f"{percent(found.kv_bytes)}; {'within' if within else 'NOT within'} the paper's tolerances of "
-            f"{PAPER_TOLERANCE.flops:.1%}, {PAPER_TOLERANCE.total_parameters:.1%}, {PAPER_TOLERANCE.kv_bytes:.1%}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The budgets of one network or two."""
+
+    budgets: dict[str, dict[str, float]]
+    """`figures` of each network by its name, the matched one before its reference."""
+    mismatch: Mismatch | None
+    """None of one network alone."""
+    geometry: tuple[PrintedGeometry, ...]
+    """Empty for networks that are not the paper's."""
+
+    @property
+    def sentence(self) -> str:
+        """The three mismatches and whether they are within the paper's tolerances; empty for one network."""
+        if self.mismatch is None:
+            return ""
+        flops, parameters, kv_cache = verdicts(self.mismatch, PAPER_TOLERANCE)
+        within = "within" if self.mismatch.within(PAPER_TOLERANCE) else "NOT within"
+        return (
+            f"mismatch: FLOPs {percent(flops.value)}, total parameters {percent(parameters.value)}, KV cache "
+            f"{percent(kv_cache.value)}; {within} the paper's tolerances of "
+            f"{flops.allowed:.1%}, {parameters.allowed:.1%}, {kv_cache.allowed:.1%}"
         )
-    if geometry:
-        report["printed_geometry"] = [asdict(row) for row in geometry]
-        for heads in geometry:
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values."""
+        report: dict[str, object] = {"budgets": self.budgets}
+        if self.mismatch is not None:
+            within = self.mismatch.within(PAPER_TOLERANCE)
+            report["mismatch"] = asdict(self.mismatch) | {
+                "largest": self.mismatch.largest,
+                "within_paper_tolerance": within,
+            }
+        if self.geometry:
+            report["printed_geometry"] = [asdict(row) for row in self.geometry]
+        return report
+
+    def table(self) -> Table:
+        """One line a figure, the ratio of two networks in the last column."""
+        names = list(self.budgets)
+        rows: list[list[Cell]] = [
+            [label, *(self.budgets[name][label] for name in names)] for label in self.budgets[names[0]]
+        ]
+        if len(names) == 2:
+            for row in rows:
+                first, second = float(row[1]), float(row[2])
+                row.append(f"{first / second:.4f}" if second else "")
+        columns = ["", *names, *(["ratio"] if len(names) == 2 else [])]
+        return Table("Budgets, a token", columns, rows, [self.sentence] if self.sentence else [])
+
+    def geometry_notes(self) -> list[str]:
+        """The printed heads beside those of the pair, and what the printed ones contradict."""
+        notes: list[str] = []
+        for heads in self.geometry:
             notes.append(
                 f"{heads.architecture}: heads x KV heads x width printed {' x '.join(map(str, heads.printed_heads))}, "
                 f"here {' x '.join(map(str, heads.derived_heads))}"
             )
             notes.extend(f"  contradiction: {sentence}" for sentence in heads.contradictions)
+        return notes
+
+
+def compare(options: Options) -> Comparison:
+    """What the command shows. Raises `UserError` for networks that are not there or outside their rules."""
+    first, *others = options.networks(options.attended_tokens)
+    networks = [replace(first, config=turned(first.config, options.knobs)), *others]
+    counts = [budget(network.config, network.attended_tokens) for network in networks]
+    return Comparison(
+        budgets={network.name: figures(network.config, count) for network, count in zip(networks, counts, strict=True)},
+        mismatch=mismatch(*counts) if len(counts) == 2 else None,
+        geometry=printed_geometry(options.pair) if options.pair in PAPER_PAIRS else (),
+    )
+
+
+def main() -> None:
+    """Print the budgets of one network or two, their mismatch, and for the paper's grid the printed geometry."""
+    options = parse(Options, prog="python -m smelt_interp.budget", description=__doc__)
+    found = compare(options)
     if options.json:
-        print_json(report)
+        print_json(found.to_json())
         return
-    names = list(columns)
-    rows: list[list[Cell]] = [[label, *(columns[name][label] for name in names)] for label in columns[names[0]]]
-    if len(names) == 2:
-        for row in rows:
-            first, second = float(row[1]), float(row[2])
-            row.append(f"{first / second:.4f}" if second else "")
-    print_table("Budgets, a token", ["", *names, *(["ratio"] if len(names) == 2 else [])], rows, notes)
+    table = found.table()
+    print_table(*table._replace(notes=[*table.notes, *found.geometry_notes()]))
 
 
 if __name__ == "__main__":

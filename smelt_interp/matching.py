@@ -17,22 +17,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from smelt_interp.budget import PAPER_TOLERANCE, Budget, Mismatch, budget, mismatch
+from smelt_interp.budget import PAPER_TOLERANCE, Budget, Mismatch, budget, mismatch, verdicts
 from smelt_interp.command_line import parse
 from smelt_interp.config import ModelConfig, default_loop_scale
 from smelt_interp.errors import UserError, run_command
+from smelt_interp.knobs import looped_span
+from smelt_interp.network_choice import Network
 from smelt_interp.plan import plan
 from smelt_interp.presets import causal_mean, pair
-from smelt_interp.tables import Cell, percent, print_json, print_table
+from smelt_interp.tables import Cell, Table, percent, print_json, print_table
 
 MISMATCH_STEP = 0.005
 """Candidates whose mismatches add up to the same multiple of this count as equally close."""
 
 WIDTH_WINDOW = (0.7, 1.3)
 """Widths tried, as factors on the width that equal FLOPs suggest."""
-
-HUNDREDTH_OF_A_LAYER = 0.01
-"""A span of 0.3333 of 12 layers is four layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +113,6 @@ class Matching:
     """The nearest one outside a tolerance; None when every candidate is within all."""
     next_best_fails: str
     """Which tolerance that one breaks, and by how much; empty when there is none."""
-
-
-def looped_span(num_layers: int, span: float) -> tuple[int, int]:
-    """First looped layer and one past the last: int(L (1 - span) / 2) and int(L (1 + span) / 2)."""
-    first = num_layers * (1 - span) / 2 + HUNDREDTH_OF_A_LAYER
-    last = num_layers * (1 + span) / 2 + HUNDREDTH_OF_A_LAYER
-    return int(first), int(last)
 
 
 def matched(baseline: ModelConfig, request: Request, attended_tokens: float, count: int = 5) -> Matching:
@@ -264,23 +256,15 @@ def _shape_change(config: ModelConfig, baseline: ModelConfig) -> float:
     )
 
 
-def _parts(found: Mismatch, tolerance: Mismatch) -> list[tuple[str, float, float]]:
-    return [
-        ("training FLOPs", found.flops, tolerance.flops),
-        ("total parameters", found.total_parameters, tolerance.total_parameters),
-        ("KV cache", found.kv_bytes, tolerance.kv_bytes),
-    ]
-
-
 def _excess(found: Mismatch, tolerance: Mismatch) -> float:
-    return sum(max(0.0, abs(value) - allowed) for _, value, allowed in _parts(found, tolerance))
+    return sum(max(0.0, abs(verdict.value) - verdict.allowed) for verdict in verdicts(found, tolerance))
 
 
 def _failures(found: Mismatch, tolerance: Mismatch) -> str:
     return ", ".join(
-        f"{name} {percent(value)} where {allowed:.1%} is allowed"
-        for name, value, allowed in _parts(found, tolerance)
-        if abs(value) > allowed
+        f"{verdict.name} {percent(verdict.value)} where {verdict.allowed:.1%} is allowed"
+        for verdict in verdicts(found, tolerance)
+        if not verdict.within
     )
 
 
@@ -323,32 +307,50 @@ class Options(Request):
         if self.count < 1:
             raise UserError(f"--count must be at least 1; got {self.count}")
 
+    def network(self) -> Network:
+        """The Baseline. Raises `UserError` when there is none of that name."""
+        if self.baseline.endswith(".json"):
+            config = ModelConfig.load(Path(self.baseline))
+            own = causal_mean(config.context)
+        else:
+            named = pair(self.baseline)
+            config, own = named.baseline, named.attended_tokens
+        attended = own if self.attended_tokens == "own" else self.attended_tokens
+        return Network(name=self.baseline, config=config, attended_tokens=attended)
+
+
+def search(options: Options) -> Matching:
+    """What the command finds. Raises `UserError` as `matched` does."""
+    baseline = options.network()
+    return matched(baseline.config, options, baseline.attended_tokens, options.count)
+
 
 def main() -> None:
     """Print the best matched networks, their mismatches, and why the next best fails."""
     options = parse(Options, prog="python -m smelt_interp.matching", description=__doc__)
-    if options.baseline.endswith(".json"):
-        baseline = ModelConfig.load(Path(options.baseline))
-        own = causal_mean(baseline.context)
-    else:
-        named = pair(options.baseline)
-        baseline, own = named.baseline, named.attended_tokens
-    attended = own if options.attended_tokens == "own" else options.attended_tokens
-    found = matched(baseline, options, attended, options.count)
+    found = search(options)
     if options.json:
-        print_json(
-            {
-                "best": [_report(candidate) for candidate in found.best],
-                "next_best": None if found.next_best is None else _report(found.next_best),
-                "next_best_fails": found.next_best_fails,
-            }
-        )
-        return
+        print_json(report(found))
+    else:
+        print_table(*table(options.network().config, found))
+
+
+def report(found: Matching) -> dict[str, object]:
+    """What was found, as plain values."""
+    return {
+        "best": [_report(candidate) for candidate in found.best],
+        "next_best": None if found.next_best is None else _report(found.next_best),
+        "next_best_fails": found.next_best_fails,
+    }
+
+
+def table(baseline: ModelConfig, found: Matching) -> Table:
+    """One line a network that was found; the notes are the Baseline's shape and why the next best fails."""
     columns = ["layers", "span", "visits", "steps", "width", "heads", "experts", "expert width", "FLOPs", "total", "KV"]
     notes = [f"Baseline: {shape_text(baseline)}"]
     if found.next_best is not None:
         notes.append(f"next best: {shape_text(found.next_best.config)}: {found.next_best_fails}")
-    print_table("Matched networks, best first", columns, [_row(candidate) for candidate in found.best], notes)
+    return Table("Matched networks, best first", columns, [_row(candidate) for candidate in found.best], notes)
 
 
 def _report(candidate: Candidate) -> dict[str, object]:

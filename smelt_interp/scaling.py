@@ -8,7 +8,7 @@ law and its frontier: `smelt_interp.scaling_law`; how it is fitted: `smelt_inter
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +20,7 @@ from smelt_interp.command_line import parse
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.robust_fit import interval
 from smelt_interp.runs import POSITIVE, SHARE, read_columns
-from smelt_interp.scaling_fit import Grid, bootstrap, fit
+from smelt_interp.scaling_fit import Grid, LawFit, bootstrap, fit
 from smelt_interp.scaling_law import (
     Numbers,
     ScalingLaw,
@@ -29,7 +29,7 @@ from smelt_interp.scaling_law import (
     printed_law,
     rounding_interval,
 )
-from smelt_interp.tables import Cell, Progress, compact, print_json, print_table
+from smelt_interp.tables import Cell, Progress, Table, compact, print_json, print_table
 
 BASELINE = "baseline"
 """The architecture name that gains are measured against."""
@@ -84,15 +84,13 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitOptions(Question):
-    """Fit the law to your own runs: coefficients, frontier, and compute saved, each with a 95% interval."""
+class DrawOptions(Question):
+    """Where the frontier is asked, and how its intervals are drawn."""
 
-    runs: tyro.conf.Positional[Path]
-    """CSV: architecture, flops_per_token (training), sparsity, tokens, loss (nats); domain if there are several.
-    Gains are of each architecture over the one named baseline."""
     draws: int = 2000
     """Bootstrap draws."""
     seed: int = 0
+    """Of the bootstrap."""
 
     def __post_init__(self) -> None:
         Question.__post_init__(self)
@@ -103,6 +101,15 @@ class FitOptions(Question):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FitOptions(DrawOptions):
+    """Fit the law to your own runs: coefficients, frontier, and compute saved, each with a 95% interval."""
+
+    runs: tyro.conf.Positional[Path]
+    """CSV: architecture, flops_per_token (training), sparsity, tokens, loss (nats); domain if there are several.
+    Gains are of each architecture over the one named baseline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrintedOptions(Question):
     """The frontier and the gains of the coefficients that the paper prints, with the interval of their rounding."""
 
@@ -110,44 +117,72 @@ class PrintedOptions(Question):
 Row = dict[str, object]
 
 
-def fit_report(grids: dict[str, dict[str, Grid]], options: FitOptions, show: Callable[[int], None]) -> Row:
-    """Everything that the command prints about a file's grids, as plain values; infinite bounds become None.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """One grid, its fit, and the laws of its bootstrap draws."""
 
-    `show` is called with the number of bootstrap draws done, over all grids.
-    """
-    generator = np.random.default_rng(options.seed)
+    grid: Grid
+    fit: LawFit
+    drawn: ScalingLaw
+
+    @property
+    def laws(self) -> tuple[ScalingLaw, ScalingLaw]:
+        """The fitted law, and the drawn ones."""
+        return self.fit.law, self.drawn
+
+
+Fits = dict[str, dict[str, Fitted]]
+"""By domain, then architecture."""
+
+
+def fit_grids(grids: dict[str, dict[str, Grid]], draws: int, seed: int, show: Callable[[int], None]) -> Fits:
+    """Fit every grid. `show` is called with the number of bootstrap draws done, over all grids."""
+    generator = np.random.default_rng(seed)
+    fits: Fits = {}
+    done = 0
+    for domain, architectures in grids.items():
+        fits[domain] = {}
+        for name, grid in architectures.items():
+            fitted = fit(grid)
+            drawn = bootstrap(grid, fitted, draws, generator, _after(done, show))
+            fits[domain][name] = Fitted(grid=grid, fit=fitted, drawn=drawn)
+            done += draws
+    return fits
+
+
+def fit_report(found: Fits, options: DrawOptions) -> Row:
+    """Everything that the command prints about a file's grids, as plain values; infinite bounds become None."""
     fits: list[Row] = []
     frontier: list[Row] = []
     gains: list[Row] = []
-    done = 0
-    for domain, architectures in grids.items():
-        laws: dict[str, tuple[ScalingLaw, ScalingLaw]] = {}
-        for name, grid in architectures.items():
-            fitted = fit(grid)
-            drawn = bootstrap(grid, fitted, options.draws, generator, _after(done, show))
-            done += options.draws
-            laws[name] = fitted.law, drawn
+    for domain, architectures in found.items():
+        for name, fitted in architectures.items():
+            law, drawn = fitted.laws
             where: Row = {"domain": domain, "architecture": name}
-            values = coefficients(fitted.law) | {"gamma": fitted.law.gamma}
+            values = coefficients(law) | {"gamma": law.gamma}
             spread = coefficients(drawn) | {"gamma": drawn.gamma}
             fits.append(
                 {
                     **where,
-                    "points": len(grid.loss),
-                    "cells": int(grid.cell_N.max()) + 1,
-                    "rmse_nats": fitted.rmse_nats,
+                    "points": len(fitted.grid.loss),
+                    "cells": int(fitted.grid.cell_N.max()) + 1,
+                    "rmse_nats": fitted.fit.rmse_nats,
                     "coefficients": {letter: _with_interval(values[letter], spread[letter]) for letter in values},
                 }
             )
-            frontier += [{**where, **row} for row in _frontier(fitted.law, drawn, options)]
-        if BASELINE in laws:
-            for name in laws:
-                if name != BASELINE:
-                    gains += [
-                        {"domain": domain, "architecture": name, **row}
-                        for row in _gains(laws[BASELINE], laws[name], options)
-                    ]
+            frontier += [{**where, **row} for row in _frontier(law, drawn, options)]
+        for name in against_baseline(architectures):
+            gains += [
+                {"domain": domain, "architecture": name, **row}
+                for row in _gains(architectures[BASELINE].laws, architectures[name].laws, options)
+            ]
     return {"seed": options.seed, "draws": options.draws, "fits": fits, "frontier": frontier, "gains": gains}
+
+
+def against_baseline(architectures: Iterable[str]) -> list[str]:
+    """The architectures whose gains can be told: all but the baseline, none without it."""
+    names = list(architectures)
+    return [name for name in names if name != BASELINE] if BASELINE in names else []
 
 
 def _after(done: int, show: Callable[[int], None]) -> Callable[[int], None]:
@@ -226,7 +261,8 @@ def printed_report(options: PrintedOptions) -> Row:
     return {"fits": fits, "frontier": frontier, "gains": gains}
 
 
-def _show(report: Row, interval_says: str) -> None:
+def tables(report: Row) -> list[Table]:
+    """Coefficients, frontier, and the gains where there are any."""
     fits, frontier, gains = (report[key] for key in ("fits", "frontier", "gains"))
     assert isinstance(fits, list)
     assert isinstance(frontier, list)
@@ -237,17 +273,25 @@ def _show(report: Row, interval_says: str) -> None:
         for row in fits
         for letter, value in row["coefficients"].items()
     ]
-    for title, rows in (
-        ("Coefficients", lines),
-        ("Compute-optimal frontier", frontier),
-        ("Compute saved over the baseline at equal loss", gains),
-    ):
-        if rows:
-            columns = list(rows[0])
-            print_table(title, columns, [[_cell(row[name]) for name in columns] for row in rows])
-    if not gains:
-        print(f"no gains: they are measured against an architecture named {BASELINE}, beside another")
-    print(interval_says)
+    return [
+        Table(title, list(rows[0]), [[_cell(value) for value in row.values()] for row in rows])
+        for title, rows in (
+            ("Coefficients", lines),
+            ("Compute-optimal frontier", frontier),
+            ("Compute saved over the baseline at equal loss", gains),
+        )
+        if rows
+    ]
+
+
+NO_GAINS = f"no gains: they are measured against an architecture named {BASELINE}, beside another"
+
+
+def brackets(options: DrawOptions | PrintedOptions) -> str:
+    """What the numbers in brackets are."""
+    if isinstance(options, PrintedOptions):
+        return "in brackets: the gains that coefficients rounding to the printed ones allow"
+    return f"in brackets: 95% interval, {options.draws} bootstrap draws over grid cells, seed {options.seed}"
 
 
 def _cell(value: object) -> Cell:
@@ -271,16 +315,18 @@ def main() -> None:
     options = parse(_chosen, prog="python -m smelt_interp.scaling", description=__doc__)
     if isinstance(options, PrintedOptions):
         report = printed_report(options)
-        says = "in brackets: the gains that coefficients rounding to the printed ones allow"
     else:
         grids = read_grids(options.runs)
         progress = Progress("bootstrap draws", options.draws * sum(len(grid) for grid in grids.values()))
-        report = fit_report(grids, options, progress.show)
-        says = f"in brackets: 95% interval, {options.draws} bootstrap draws over grid cells, seed {options.seed}"
+        report = fit_report(fit_grids(grids, options.draws, options.seed, progress.show), options)
     if options.json:
         print_json(report)
-    else:
-        _show(report, says)
+        return
+    for table in tables(report):
+        print_table(*table)
+    if not report["gains"]:
+        print(NO_GAINS)
+    print(brackets(options))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ Attention, router and gains are always read again. Of a token's k experts a shar
 """
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -39,12 +40,15 @@ from smelt_interp.network_choice import NetworkChoice
 from smelt_interp.plan import plan
 from smelt_interp.presets import PAPER_PAIRS, causal_mean
 from smelt_interp.sites import nearest
-from smelt_interp.tables import Cell, compact, print_json, print_table
+from smelt_interp.tables import Cell, Table, compact, print_json, print_table
 
 CacheModel = Literal["none", "l2", "ideal"]
 
 BYTES_PER_WEIGHT = 2
 """bfloat16."""
+
+BESIDE_ROOF = 3.0
+"""A roof is drawn this much beyond the outermost passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +125,11 @@ class Roofline:
     """FLOPs a byte."""
     seconds: float
     bound: Literal["memory", "compute"]
+
+    @property
+    def flops_per_second(self) -> float:
+        """What the bound leaves: the peak, or less when memory is the slower."""
+        return self.flops / self.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,19 +310,35 @@ def figures(found: Serving) -> dict[str, float | str]:
 def main() -> None:
     """Print decode and prefill rooflines of one network or two on a GPU."""
     options = parse(Options, prog="python -m smelt_interp.serving", description=__doc__)
-    device = options.device()
-    results = {network.name: serving(network.config, device, options.load) for network in options.networks()}
-    block = printed_looped_block(options.pair) if options.pair in PAPER_PAIRS else {}
+    found = answers(options)
     if options.json:
-        print_json({"gpu": asdict(device), "printed": block} | {name: asdict(found) for name, found in results.items()})
-        return
-    shown = [figures(found) for found in results.values()]
+        print_json(report(options, found))
+    else:
+        print_table(*table(options, found))
+
+
+def answers(options: Options) -> dict[str, Serving]:
+    """Each network's costs by its name. Raises `UserError` for networks or a GPU that are not there."""
+    return {network.name: serving(network.config, options.device(), options.load) for network in options.networks()}
+
+
+def report(options: Options, found: dict[str, Serving]) -> dict[str, object]:
+    """The GPU, the printed figures and the costs, as plain values."""
+    costs: dict[str, object] = {name: asdict(one) for name, one in found.items()}
+    return {"gpu": asdict(options.device()), "printed": _printed_block(options)} | costs
+
+
+def table(options: Options, found: dict[str, Serving]) -> Table:
+    """One line a figure, the ratio of two networks in the last column; the notes are the GPU and what is printed."""
+    device, block = options.device(), _printed_block(options)
+    shown = [figures(one) for one in found.values()]
     rows: list[list[Cell]] = []
     for label in shown[0]:
         values = [column[label] for column in shown]
         ratio = ""
-        if len(values) == 2 and isinstance(values[0], float) and isinstance(values[1], float) and values[1]:
-            ratio = f"{values[0] / values[1]:.4f}"
+        first, second = values[0], values[-1]
+        if len(values) == 2 and not isinstance(first, str) and not isinstance(second, str) and second:
+            ratio = f"{first / second:.4f}"
         rows.append([label, *values, ratio])
     notes = [
         f"{device.full_name}: {compact(device.memory_bandwidth)}B/s, {compact(device.peak_flops)}FLOP/s dense bf16, "
@@ -321,18 +346,26 @@ def main() -> None:
         f"{compact(device.l2_bytes)}B ({device.source})"
     ]
     if block:
-        stored, active = results["smelt"].looped_block.stored_bytes, _active_bytes(options.pair or "")
+        stored, active = found["smelt"].looped_block.stored_bytes, _active_bytes(options.pair or "")
         notes.append(
             f"looped block of {options.pair}, stored: printed {compact(block['printed_stored_bytes'])}B, "
             f"counted {compact(stored)}B; active for one token: printed {compact(block['printed_active_bytes'])}B, "
             f"counted {compact(active)}B"
         )
-    print_table(
-        f"Serving, batch {options.load.batch}, context {options.load.context}, cache {options.load.cache}",
-        ["", *results, "ratio"],
-        rows,
-        notes,
-    )
+    title = f"Serving, batch {options.load.batch}, context {options.load.context}, cache {options.load.cache}"
+    return Table(title, ["", *found, "ratio"], rows, notes)
+
+
+def _printed_block(options: Options) -> dict[str, float]:
+    return printed_looped_block(options.pair) if options.pair in PAPER_PAIRS else {}
+
+
+def roof(device: Gpu, found: Collection[Serving]) -> dict[float, float]:
+    """Corners of a GPU's roof, its most FLOPs a second by FLOPs a byte: below every pass, at the ridge, above."""
+    ridge = device.peak_flops / device.memory_bandwidth
+    intensities = [ridge, *(one.decode.intensity for one in found), *(one.prefill.intensity for one in found)]
+    corners = (min(intensities) / BESIDE_ROOF, ridge, max(intensities) * BESIDE_ROOF)
+    return {corner: min(device.peak_flops, device.memory_bandwidth * corner) for corner in corners}
 
 
 def _active_bytes(scale: str) -> float:

@@ -5,18 +5,37 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as PrintedTable
 
 WIDTH_WITHOUT_TERMINAL = 150
 
 Cell = str | int | float
 
 
+class Table(NamedTuple):
+    """What a command prints for people, and a page shows."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    notes: Sequence[str] = ()
+
+    def texts(self) -> dict[str, list[str]]:
+        """Each column's cells as they are printed; a column without a header is named by a space."""
+        return {column or " ": [_text(row[index]) for row in self.rows] for index, column in enumerate(self.columns)}
+
+
+def json_text(value: object) -> str:
+    """Plain values as indented JSON; a number without a finite value raises, since JSON has none."""
+    return json.dumps(value, indent=2, allow_nan=False)
+
+
 def print_json(value: object) -> None:
-    """Print plain values as indented JSON; a number without a finite value raises, since JSON has none."""
-    print(json.dumps(value, indent=2, allow_nan=False))
+    """Print what `json_text` gives."""
+    print(json_text(value))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], notes: Sequence[str] = ()) -> None:
@@ -24,15 +43,19 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = PrintedTable(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
         numeric = all(_is_number(row[index]) or row[index] == "" for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(compact(cell) if not isinstance(cell, str) else cell for cell in row))
+        table.add_row(*map(_text, row))
     console.print(table, markup=False)
     for note in notes:
         console.print(note, markup=False)
+
+
+def _text(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else compact(cell)
 
 
 def _is_number(cell: Cell) -> bool:

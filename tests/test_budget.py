@@ -19,6 +19,7 @@ from smelt_interp.budget import (
     Mismatch,
     attention_interval,
     budget,
+    figures,
     last_digit,
     main,
     mismatch,
@@ -190,6 +191,22 @@ def test_the_command_reads_two_configs_and_says_when_they_do_not_match(command: 
     report = command.json(main, "--config", paths[0], "--attended-tokens", 100)
     assert list(report["budgets"]) == [str(paths[0])]
     assert report["budgets"][str(paths[0])]["attended_tokens"] == 100
+
+
+def test_the_command_turns_the_knobs_of_the_first_network_only(command: Command) -> None:
+    report = command.json(main, "--pair", "200M", "--num-visits", 3, "--num-experts", 320, "--span", 0.5)
+    turned = replace(PAPER_ROWS["200M", "smelt"], num_visits=3, num_experts=320)
+    assert report["budgets"]["smelt"] == figures(turned, budget(turned, 390))
+    assert report["budgets"]["baseline"] == command.json(main, "--pair", "200M")["budgets"]["baseline"]
+    assert not report["mismatch"]["within_paper_tolerance"]
+    assert "span must be a share of the layers" in command.refusal(main, "--pair", "200M", "--span", 2)
+
+
+def test_the_parts_add_up(command: Command) -> None:
+    for shown in command.json(main, "--pair", "demo")["budgets"].values():
+        shared = [shown[name] for name in ("projection_parameters", "router_parameters", "norm_gain_parameters")]
+        assert sum(shared) + shown["expert_parameters"] == shown["total_parameters"]
+        assert sum(shared) + shown["chosen_expert_parameters"] == shown["active_parameters"]
 
 
 def test_bad_input_ends_in_one_line(command: Command, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from commands import Command
 from smelt_interp.budget import PAPER_TOLERANCE, budget, mismatch
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
-from smelt_interp.matching import Request, looped_span, main, matched
+from smelt_interp.knobs import looped_span
+from smelt_interp.matching import Request, main, matched
 from smelt_interp.plan import plan
 from smelt_interp.presets import DEMO_BASELINE, PAPER_PAIRS, PAPER_ROWS, middle_half
 

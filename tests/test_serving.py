@@ -10,7 +10,7 @@ from smelt_interp import printed
 from smelt_interp.budget import budget
 from smelt_interp.errors import UserError
 from smelt_interp.presets import DEMO_BASELINE, DEMO_SMELT, PAPER_PAIRS
-from smelt_interp.serving import Gpu, Load, distinct_experts, gpu, gpus, main, serving
+from smelt_interp.serving import Gpu, Load, distinct_experts, gpu, gpus, main, roof, serving
 
 SMALL_GPU = Gpu(
     full_name="small", memory_bytes=1e9, memory_bandwidth=1e9, peak_flops=1e12, l2_bytes=1e5, source="this test"
@@ -90,6 +90,19 @@ def test_the_bound_is_the_slower_of_memory_and_compute() -> None:
         assert roofline.bound == bound
         assert roofline.seconds == pytest.approx(max(moved / bandwidth, roofline.flops / 1e12))
         assert roofline.intensity == pytest.approx(roofline.flops / moved)
+
+
+def test_every_pass_lies_on_its_gpus_roof() -> None:
+    found = [serving(config, gpu("l4"), Load(batch=64)) for config in (DEMO_SMELT, PAPER_PAIRS["200M"].smelt)]
+    corners = roof(gpu("l4"), found)
+    (low, slope), (ridge, peak), (high, flat) = corners.items()
+    assert (peak, flat) == (gpu("l4").peak_flops, gpu("l4").peak_flops)
+    assert slope / low == pytest.approx(peak / ridge)
+    for roofline in (one for served in found for one in (served.decode, served.prefill)):
+        assert low < roofline.intensity < high
+        assert roofline.flops_per_second == pytest.approx(
+            np.interp(roofline.intensity, [0, ridge, high], [0, peak, flat])
+        )
 
 
 def test_prefill_computes_the_causal_half_and_writes_the_cache() -> None:

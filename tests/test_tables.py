@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from smelt_interp.tables import Progress, compact, percent, print_json, print_table
+from smelt_interp.tables import Progress, Table, compact, percent, print_json, print_table
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,13 @@ def test_a_number_as_a_person_reads_it(value: float, text: str) -> None:
 
 def test_a_percentage_keeps_its_sign() -> None:
     assert (percent(0.0312), percent(-0.5)) == ("+3.12%", "-50.00%")
+
+
+def test_a_table_shows_the_texts_that_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("T", ["", "n"], [["a", 1.5e9], ["b", 0.25]])
+    assert table.texts() == {" ": ["a", "b"], "n": ["1.5G", "0.25"]}
+    print_table(*table)
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[2:]] == [["a", "1.5G"], ["b", "0.25"]]
 
 
 def test_what_json_cannot_say_is_not_printed() -> None:
