@@ -38,14 +38,12 @@ from probes.contract import (
 from probes.sink_sums import PARTS, SITE_NORMS, SITES_READ, Chosen, Options, PositionSums, choose, sample_sums
 from smelt_interp.config import ModelConfig
 from smelt_interp.plan import label
+from smelt_interp.similarity import ROW_SUM_TOLERANCE
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = "Attention sink"
-
-NULL_TOLERANCE = 1e-3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkResult:
@@ -171,9 +169,9 @@ def _result(
 
 def _null_check(largest: float) -> str:
     """The note that says whether every row of attention sums to 1; without a learned sink it must."""
-    if largest <= NULL_TOLERANCE:
-        return f"every row sums to 1 within {NULL_TOLERANCE:g}"
-    return f"FAILS: a row's parts miss 1 by {largest:.3g}, more than {NULL_TOLERANCE:g}"
+    if largest <= ROW_SUM_TOLERANCE:
+        return f"every row sums to 1 within {ROW_SUM_TOLERANCE:g}"
+    return f"FAILS: a row's parts miss 1 by {largest:.3g}, more than {ROW_SUM_TOLERANCE:g}"
 
 
 def _more_rows(

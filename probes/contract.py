@@ -42,6 +42,8 @@ Row = dict[str, Cell]
 Level = Literal["headline", "layer", "split", "head"]
 """headline: one row a quantity and visit, means over the looped layers. layer: one a step. split: a part of the
 samples. head: one a step and head (or another unit of a step)."""
+RANK: dict[Level, int] = {"headline": 0, "layer": 1, "split": 1, "head": 2}
+"""A table of one level shows the rows of every level up to its rank."""
 NULL_PREFIX = "null_"
 NEEDS_TWO_VISITS = "needs two visits: this network visits each layer once"
 """The note of a row that compares visits, on a Baseline; its value is None."""
@@ -112,6 +114,16 @@ def row(
         **named,
         "note": note,
     }
+
+
+def by_level(table: Iterable[Row]) -> list[Row]:
+    """The rows with the headline first, heads last, otherwise in their order."""
+    return sorted(table, key=rank)
+
+
+def rank(entry: Row) -> int:
+    """The rank of a row's level."""
+    return next(number for level, number in RANK.items() if level == entry["level"])
 
 
 def finite(number: float) -> float | None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import Estimate, Level, Row, SampleSums, estimates, row
+from probes.contract import Estimate, Level, Row, SampleSums, by_level, estimates, row
 from probes.source import DataSet
 from smelt_interp.config import ModelConfig
 from smelt_interp.dyck import DyckOptions, Pairing, Rendering, dyck_samples
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 TITLE = "Dyck in context"
 SCORES = ("exact match", "teacher-forced", "first closer", "answer loss (nats)")
 FULL, COMPACT = "full", "compact"
+ASKS_NOTHING = "not defined: no row asks a query; record --data dyck"
 _DYCK = DyckOptions()
 
 
@@ -115,6 +116,8 @@ class DyckResult:
     def rows(self) -> list[Row]:
         """Headline: every score over all queries, exact match apart for queries that show a needed pair or do not."""
         table: list[Row] = []
+        if not self.points:
+            table = [row("headline", score, None, where={"queries": "all"}, note=ASKS_NOTHING) for score in SCORES]
         for point in self.points:
             where: Row = {"rendering": point.rendering, "pairing": point.pairing, "shots": point.shots,
                           "queries": point.queries}  # fmt: skip
@@ -122,8 +125,7 @@ class DyckResult:
                 apart = point.queries != "all" and score != SCORES[0]
                 level: Level = "split" if apart else point.level
                 table.append(row(level, score, found, where=where, nulls=point.nulls[score]))
-        order = {name: index for index, name in enumerate(("headline", "split"))}
-        return sorted(table, key=lambda entry: (order[str(entry["level"])], SCORES.index(str(entry["quantity"]))))
+        return by_level(sorted(table, key=lambda entry: SCORES.index(str(entry["quantity"]))))
 
 
 def needs(config: ModelConfig) -> tuple[str, ...]:
@@ -160,17 +162,18 @@ def first_closer_floors(samples: Samples) -> dict[str, NDArray[np.bool_]]:
 def measure(batches: Iterable[Batch], options: Options) -> DyckResult:
     """Scores by rendering, pairing and shots, and within them by pair shown, answer length and depth.
 
-    Rows that ask nothing (text, training rows) are passed over. Raises UserError when no row asks anything.
+    Rows that ask nothing (text, training rows) are passed over; without any other the result has no points. Raises
+    UserError without rows.
     """
     sums = SampleSums()
-    vocab_size = 1
+    vocab_size = 0
     for batch in batches:
         which = np.flatnonzero((batch.samples.role_NT == Role.ANSWER).any(-1) & (batch.samples.episode_N["shots"] >= 0))
         vocab_size = batch.config.vocab_size
         if len(which):
             sums.add(batch.sample_ids[which], _by_sample(batch, which))
-    if sums.empty:
-        raise UserError("samples must hold Dyck episodes with a query; got none: record or choose --data dyck")
+    if vocab_size and sums.empty:
+        return DyckResult(points=())
     by_sample = sums.finish()[1]
     kinds = np.stack([by_sample["full"], by_sample["episode_pairing"], by_sample["shots"]], -1).astype(np.int64)
     points = []

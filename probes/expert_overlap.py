@@ -15,8 +15,8 @@ Routing on each visit, beside what even routing would give: the definitions are 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import comb, nan
+from dataclasses import dataclass, fields
+from math import comb
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +31,7 @@ from probes.contract import (
     Level,
     Row,
     Span,
+    by_level,
     is_token,
     looped_spans,
     recorded_steps,
@@ -38,7 +39,6 @@ from probes.contract import (
 )
 from probes.expert_load import INDICES, LOGITS, WEIGHTS, Classes, Coactivation, LoadStream
 from probes.resampling import (
-    ONE_EACH,
     Resampled,
     interval,
     ratio,
@@ -195,12 +195,11 @@ class _Reading:
                     self.table.append(row("headline", quantity, None, where=where, note=NEEDS_TWO_VISITS))
         self._routing_rows()
         self._class_rows()
-        order = {"headline": 0, "layer": 1, "head": 2}
         classes = (self.roles, self.domains)
         return OverlapResult(
-            table=tuple(sorted(self.table, key=lambda entry: order[str(entry["level"])])),
+            table=tuple(by_level(self.table)),
             pairs=tuple(self.pairs),
-            overlap={name: x_WP[0] if name != Z else x_WP for name, x_WP in self.overlap.items()},
+            overlap={name: x_WP[0] for name, x_WP in self.overlap.items()},
             shuffled={name: x_WP[0] for name, x_WP in self.shuffled.items()},
             popularity_P=self.popularity_P,
             step_labels=tuple(label(self.plan[step]) for step in self.loads.steps),
@@ -215,22 +214,18 @@ class _Reading:
     def _overlap_rows(self) -> None:
         top_k, num_experts = self.config.top_k, self.config.num_experts
         record = self.sums.record(similarity.OverlapSums, "overlap")
-        with np.errstate(invalid="ignore", divide="ignore"):  # a resample may hold no sample
-            self.overlap = {
-                SHARED: similarity.mean_overlap(record, ONE_EACH),
-                JACCARD: similarity.mean_jaccard(record, ONE_EACH),
-                WEIGHT: similarity.mean_weighted_overlap(record, ONE_EACH),
-            }
-            self.shuffled = {
-                SHARED: similarity.shuffled_overlap(record, ONE_EACH),
-                JACCARD: self.sums["shuffled_jaccard"] / record.count,
-                WEIGHT: self.sums["shuffled_weight"] / record.count,
-            }
-        count_WP1 = record.count[..., None]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            self.popularity_P = (record.chosen_a / count_WP1 * record.chosen_b / count_WP1).sum(-1)[0]
-        excess_P, variance_P = (record.overlap - record.shuffled_overlap)[0], record.shuffled_variance[0]
-        self.overlap[Z] = _z(excess_P, variance_P)
+        self.overlap = {
+            SHARED: similarity.mean_overlap(record),
+            JACCARD: similarity.mean_jaccard(record),
+            WEIGHT: similarity.mean_weighted_overlap(record),
+            Z: similarity.shuffled_overlap_z(record),
+        }
+        self.shuffled = {
+            SHARED: similarity.shuffled_overlap(record),
+            JACCARD: ratio(self.sums["shuffled_jaccard"], record.count),
+            WEIGHT: ratio(self.sums["shuffled_weight"], record.count),
+        }
+        self.popularity_P = similarity.popularity_overlap(record)[0]
         uniform = {SHARED: similarity.uniform_overlap(top_k, num_experts), JACCARD: uniform_jaccard(top_k, num_experts)}
 
         def add(level: Level, visits: tuple[int, int], layers: str, which: list[int]) -> None:
@@ -244,8 +239,8 @@ class _Reading:
                 note = f"of {top_k}" if quantity == SHARED else ""
                 measured = interval(self.overlap[quantity][:, which].mean(1), self.n)
                 self.table.append(row(level, quantity, measured, where=where, nulls=nulls, note=note))
-            z = float(_z(excess_P[which].sum(keepdims=True), variance_P[which].sum(keepdims=True))[0])
-            self.table.append(row(level, Z, Estimate(z, nan, nan, self.n), where=where, nulls={"shuffled": 0.0}))
+            z = interval(similarity.shuffled_overlap_z(_over_layers(record, which)), self.n)
+            self.table.append(row(level, Z, z, where=where, nulls={"shuffled": 0.0}))
 
         for visits in dict.fromkeys(pair.visits for pair in self.pairs):
             which = [index for index, pair in enumerate(self.pairs) if pair.visits == visits]
@@ -373,9 +368,11 @@ class _Reading:
                     )  # fmt: skip
 
 
-def _z(excess: NDArray[np.float64], variance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Standard deviations by which a sum exceeds its shuffle; NaN where the shuffle has no spread."""
-    return ratio(excess, np.sqrt(variance))
+def _over_layers(record: similarity.OverlapSums, which: Sequence[int]) -> similarity.OverlapSums:
+    """The sums of these pairs of visits, added up: one record for all their layers."""
+    return similarity.OverlapSums(
+        **{field.name: getattr(record, field.name)[:, which].sum(1) for field in fields(record)}
+    )
 
 
 def figure(result: OverlapResult) -> "Figure":

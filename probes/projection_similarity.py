@@ -17,15 +17,15 @@ A segment's first query can only see itself and has equal rows on every visit: `
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import NEEDS_TWO_VISITS, Level, Row, is_token, looped_spans, recorded_steps, row
-from probes.resampling import ONE_EACH, Resampled, interval, record_sums
+from probes.contract import NEEDS_TWO_VISITS, Level, Row, by_level, is_token, looped_spans, recorded_steps, row
+from probes.resampling import NUM_RESAMPLES, Resampled, interval, record_sums
 from probes.visit_pairs import VisitPair, check_visits, pair_label, pair_labels, visit_pairs
 from smelt_interp import similarity
 from smelt_interp.config import ModelConfig
@@ -102,9 +102,7 @@ def measure(batches: Iterable[Batch], options: Options) -> SimilarityResult:
         added: dict[str, NDArray[np.generic]] = {"samples": np.asarray(is_token(batch.samples).any(-1))}
         if pairs:
             for name, suffix in PROJECTIONS.items():
-                records = [_cosines(batch, suffix, pair, options) for pair in pairs]
-                added |= record_sums(name, records)
-                added[f"{name}.within"] = np.stack([_shuffled_dot(record) for record in records], 1)
+                added |= record_sums(name, [_cosines(batch, suffix, pair, options) for pair in pairs])
             added |= patterns.sums(batch, pairs)
         sums.add(batch.sample_ids, added)
     sums.require_samples()
@@ -118,12 +116,6 @@ def _cosines(batch: Batch, suffix: str, pair: VisitPair, options: Options) -> si
     if options.heads == "concatenated":
         early, late = (x.reshape(*x.shape[:2], 1, -1) for x in (early, late))
     return similarity.cosine_sums(early, late, token_BT)
-
-
-def _shuffled_dot(record: similarity.CosineSums) -> NDArray[np.float64]:
-    """Expectation of the sum of <a, b> of each sample when the tokens of b are shuffled within it. -> (B, heads)"""
-    dot: NDArray[np.float64] = (record.total_a * record.total_b).sum(-1) / np.maximum(record.count, 1)
-    return dot
 
 
 def _tokens_only(x: NDArray[np.generic], token_BT: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -194,18 +186,16 @@ def _numbers(sums: Resampled) -> tuple[dict[str, NDArray[np.float64]], dict[str,
     """Each of QUANTITIES and its null, with resamples first: (R, P, heads)."""
     value: dict[str, NDArray[np.float64]] = {}
     null: dict[str, NDArray[np.float64]] = {}
-    with np.errstate(invalid="ignore", divide="ignore"):
-        for name in PROJECTIONS:
-            record = sums.record(similarity.CosineSums, name)
-            value[f"{name} cosine, raw"] = similarity.raw_cosine(record, ONE_EACH)
-            null[f"{name} cosine, raw"] = similarity.shuffled_raw_cosine(record, ONE_EACH)
-            value[f"{name} cosine, centred"] = similarity.centred_cosine(record, ONE_EACH)
-            shuffled = replace(record, dot=np.asarray(sums[f"{name}.within"], np.float64))
-            null[f"{name} cosine, centred"] = similarity.centred_cosine(shuffled, ONE_EACH)
-        for target, prefix in ((value, "pattern"), (null, "other")):
-            record_of_rows = sums.record(similarity.PatternSums, prefix)
-            target["pattern distance"] = similarity.pattern_distance(record_of_rows, ONE_EACH)
-            target["pattern cosine"] = similarity.pattern_cosine(record_of_rows, ONE_EACH)
+    for name in PROJECTIONS:
+        record = sums.record(similarity.CosineSums, name)
+        value[f"{name} cosine, raw"] = similarity.raw_cosine(record)
+        null[f"{name} cosine, raw"] = similarity.shuffled_raw_cosine(record)
+        value[f"{name} cosine, centred"] = similarity.centred_cosine(record)
+        null[f"{name} cosine, centred"] = similarity.shuffled_centred_cosine(record)
+    for target, prefix in ((value, "pattern"), (null, "other")):
+        record_of_rows = sums.record(similarity.PatternSums, prefix)
+        target["pattern distance"] = similarity.pattern_distance(record_of_rows)
+        target["pattern cosine"] = similarity.pattern_cosine(record_of_rows)
     return value, null
 
 
@@ -234,7 +224,7 @@ def _result(first: Batch, options: Options, pairs: list[VisitPair], sums: Resamp
     ) -> None:
         chosen = slice(None) if head is None else heads[quantity].index(head)
         value_R, null_R = (
-            x[quantity][:, which][..., chosen].reshape(len(ONE_EACH), -1).mean(-1) for x in (value, null)
+            x[quantity][:, which][..., chosen].reshape(1 + NUM_RESAMPLES, -1).mean(-1) for x in (value, null)
         )
         where = {"layers": layers, "visit": pair_label(pair), "head": None if head is None else head + 1}
         table.append(row(level, quantity, interval(value_R, n), where=where, nulls={"shuffled": float(null_R[0])}))
@@ -249,10 +239,8 @@ def _result(first: Batch, options: Options, pairs: list[VisitPair], sums: Resamp
             add("layer", quantity, pair.visits, str(pair.layer + 1), [index], None)
             for head in heads[quantity]:
                 add("head", quantity, pair.visits, str(pair.layer + 1), [index], head)
-    order = {"headline": 0, "layer": 1, "head": 2}
-    table.sort(key=lambda entry: order[str(entry["level"])])
     return SimilarityResult(
-        table=tuple(table),
+        table=tuple(by_level(table)),
         pairs=tuple(pairs),
         value={quantity: x[0] for quantity, x in value.items()},
         shuffled={quantity: x[0] for quantity, x in null.items()},

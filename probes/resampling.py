@@ -88,16 +88,11 @@ class Resampled:
     def record(self, kind: type[Record], prefix: str) -> Record:
         """The sums that `record_sums` named, as a record whose sample axis is the axis of resamples.
 
-        `similarity`'s functions of sums give one number a resample when their weights are `ONE_EACH`; not those that
-        are nonlinear in the sums of one sample (`shuffled_centred_cosine`).
+        `similarity`'s functions of sums give one number a resample.
         """
         return kind(
             **{field.name: np.asarray(self._sums[f"{prefix}.{field.name}"], np.float64) for field in fields(kind)}
         )
-
-
-ONE_EACH = np.eye(1 + NUM_RESAMPLES, dtype=np.int64)
-"""Weights that pick each resample's sums by themselves."""
 
 
 def record_sums(prefix: str, records: list[Record]) -> dict[str, NDArray[np.generic]]:

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import NEEDS_TWO_VISITS, Cell, Level, Row, is_token, looped_spans, recorded_steps, row
+from probes.contract import NEEDS_TWO_VISITS, Cell, Level, Row, by_level, is_token, looped_spans, recorded_steps, row
 from probes.ratio_histogram import NUM_BINS, RatioHistogram
 from probes.resampling import Resampled, interval, ratio, shuffled_positions
 from probes.visit_pairs import check_visits, consecutive_once, once_visited, pair_label, pair_labels, visit_pairs
@@ -283,9 +283,8 @@ class _Reading:
         self._comparison_rows()
         self._norm_rows()
         self._variance_rows()
-        order = {"headline": 0, "layer": 1, "head": 2}
         return UpdatesResult(
-            table=tuple(sorted(self.table, key=lambda entry: order[str(entry["level"])])),
+            table=tuple(by_level(self.table)),
             comparisons=tuple(self.stream.comparisons),
             value={name: x_RP[0] for name, x_RP in self.value.items()},
             shuffled=self.shuffled,

@@ -1,9 +1,8 @@
-"""How alike two visits are: cosines, attention patterns, expert choices, update norms, each with its null.
+"""How alike two visits are: cosines, attention patterns and expert choices, each with its null.
 
-Every measure has two stages. `*_sums` reduces two arrays over the tokens of each sample, so a stream of batches
-becomes one small record a sample whatever the batch size; `join` strings the records of batches together. The other
-functions turn sums into the number, with a weight for each sample: ones for the number itself, the counts of a
-resample inside `bootstrap_interval`.
+Every measure has two stages. `*_sums` reduces two arrays over the tokens of each sample to one small record a sample,
+so that batches of any size give the same records. `pooled` adds the samples up, each as often as a weight says; the
+other functions turn added-up sums into the number. Axes before the measure's own stay, such as layers or resamples.
 
 "Shuffled" means: each token is compared with a token of its own sample, by a uniform random permutation of the
 sample's measured tokens. What is returned is the exact expectation over all permutations (and, for experts, the exact
@@ -13,7 +12,6 @@ Axes: N samples, T tokens, S keys, K chosen experts, E experts, C components; `.
 as heads. mask_NT says which tokens are measured.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple, TypeVar
 
@@ -24,8 +22,9 @@ from smelt_interp.errors import UserError
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-Weights = NDArray[np.integer]
-"""How often each sample counts, (N,)."""
+
+ROW_SUM_TOLERANCE = 1e-3
+"""How far an attention row may be from 1 without a learned sink: float16 storage moves a sum by up to 5e-4."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +37,9 @@ class CosineSums:
     shuffled_cosine: Floats
     """Its expectation when the tokens of b are shuffled within the sample."""
     dot: Floats
+    """Of <a, b>."""
+    shuffled_dot: Floats
+    """Its expectation under the same shuffle."""
     square_a: Floats
     square_b: Floats
     total_a: Floats
@@ -74,34 +76,19 @@ class OverlapSums:
     chosen_b: Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NormSums:
-    """Euclidean norms of two vectors a token. Shapes (N, T); tokens that are not measured hold NaN."""
-
-    a: Floats
-    b: Floats
+Sums = TypeVar("Sums", CosineSums, PatternSums, OverlapSums)
 
 
-Sums = TypeVar("Sums", CosineSums, PatternSums, OverlapSums, NormSums)
-
-
-def join(parts: Sequence[Sums]) -> Sums:
-    """The sums of several batches as one, samples in order. Raises UserError when there are none."""
-    if not parts:
-        raise UserError("measured batches must be at least one; got 0")
-    kind = type(parts[0])
-    return kind(**{field.name: np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(kind)})
+def pooled(sums: Sums, weight_N: NDArray[np.integer] | None = None) -> Sums:
+    """The sums over all samples, each counted as often as its weight says, once without weights. (N, ...) -> (...)"""
+    weight_N = np.ones(len(sums.count), np.int64) if weight_N is None else weight_N
+    totals = {field.name: np.tensordot(weight_N, getattr(sums, field.name), axes=1) for field in fields(sums)}
+    return type(sums)(**totals)
 
 
 def _sum_tokens(x: NDArray[np.floating], mask_NT: Mask) -> Floats:
     """Sum over the token axis (axis 1) of the measured tokens."""
     summed: Floats = np.einsum("nt...,nt->n...", np.asarray(x, dtype=np.float64), mask_NT.astype(np.float64))
-    return summed
-
-
-def _weighted(x: Floats, weight_N: Weights) -> Floats:
-    """Sum over samples, each as often as its weight says."""
-    summed: Floats = np.tensordot(np.asarray(weight_N, dtype=np.float64), x, axes=1)
     return summed
 
 
@@ -130,60 +117,62 @@ def cosine_sums(a: NDArray[np.floating], b: NDArray[np.floating], mask_NT: Mask)
     unit_a, unit_b = (x / np.where(norm > 0, norm, 1.0)[..., None] for x, norm in ((a, norm_a), (b, norm_b)))
     count = _sum_tokens(np.ones(a.shape[:-1]), mask_NT)
     unit_dot = (_sum_tokens(unit_a, mask_NT) * _sum_tokens(unit_b, mask_NT)).sum(-1)
+    total_a, total_b = _sum_tokens(a, mask_NT), _sum_tokens(b, mask_NT)
     return CosineSums(
         count=count,
         cosine=_sum_tokens((unit_a * unit_b).sum(-1), mask_NT),
         shuffled_cosine=unit_dot / np.maximum(count, 1),
         dot=_sum_tokens((a * b).sum(-1), mask_NT),
+        shuffled_dot=(total_a * total_b).sum(-1) / np.maximum(count, 1),
         square_a=_sum_tokens(norm_a**2, mask_NT),
         square_b=_sum_tokens(norm_b**2, mask_NT),
-        total_a=_sum_tokens(a, mask_NT),
-        total_b=_sum_tokens(b, mask_NT),
+        total_a=total_a,
+        total_b=total_b,
     )
 
 
-def raw_cosine(sums: CosineSums, weight_N: Weights) -> Floats:
-    """Mean over tokens of cos(a, b). -> (...)"""
-    return _quotient(_weighted(sums.cosine, weight_N), _weighted(sums.count, weight_N))
+def raw_cosine(sums: CosineSums) -> Floats:
+    """Mean over tokens of cos(a, b)."""
+    return _quotient(sums.cosine, sums.count)
 
 
-def shuffled_raw_cosine(sums: CosineSums, weight_N: Weights) -> Floats:
-    """The null of `raw_cosine`: not 0 when vectors share an offset. -> (...)"""
-    return _quotient(_weighted(sums.shuffled_cosine, weight_N), _weighted(sums.count, weight_N))
+def shuffled_raw_cosine(sums: CosineSums) -> Floats:
+    """The null of `raw_cosine`: not 0 when vectors share an offset."""
+    return _quotient(sums.shuffled_cosine, sums.count)
 
 
-def _centred_scale(sums: CosineSums, weight_N: Weights) -> tuple[Floats, Floats, Floats, Floats]:
-    """Token count, the means of a and b over all tokens, and sqrt(sum |a - ma|^2 sum |b - mb|^2)."""
-    count = _weighted(sums.count, weight_N)
-    mean_a, mean_b = (_quotient(_weighted(total, weight_N), count[..., None]) for total in (sums.total_a, sums.total_b))
-    spread_a = _weighted(sums.square_a, weight_N) - count * (mean_a**2).sum(-1)
-    spread_b = _weighted(sums.square_b, weight_N) - count * (mean_b**2).sum(-1)
-    return count, mean_a, mean_b, np.sqrt(np.maximum(spread_a, 0) * np.maximum(spread_b, 0))
-
-
-def centred_cosine(sums: CosineSums, weight_N: Weights) -> Floats:
-    """Pooled centred cosine: sum <a - ma, b - mb> / sqrt(sum |a - ma|^2 sum |b - mb|^2). -> (...)
+def centred_cosine(sums: CosineSums) -> Floats:
+    """Pooled centred cosine: sum <a - ma, b - mb> / sqrt(sum |a - ma|^2 sum |b - mb|^2).
 
     ma and mb are means over all measured tokens of a visit. NaN where all vectors of a visit are equal.
     """
-    count, mean_a, mean_b, scale = _centred_scale(sums, weight_N)
-    return _quotient(_weighted(sums.dot, weight_N) - count * (mean_a * mean_b).sum(-1), scale)
+    return _centred(sums, sums.dot)
 
 
-def shuffled_centred_cosine(sums: CosineSums, weight_N: Weights) -> Floats:
-    """The null of `centred_cosine`: what samples, rather than tokens, have in common. -> (...)"""
-    count, mean_a, mean_b, scale = _centred_scale(sums, weight_N)
-    within = (sums.total_a * sums.total_b).sum(-1) / np.maximum(sums.count, 1)
-    return _quotient(_weighted(within, weight_N) - count * (mean_a * mean_b).sum(-1), scale)
+def shuffled_centred_cosine(sums: CosineSums) -> Floats:
+    """The null of `centred_cosine`: what samples, rather than tokens, have in common."""
+    return _centred(sums, sums.shuffled_dot)
+
+
+def _centred(sums: CosineSums, dot: Floats) -> Floats:
+    mean_a, mean_b = (_quotient(total, sums.count[..., None]) for total in (sums.total_a, sums.total_b))
+    spread_a = sums.square_a - sums.count * (mean_a**2).sum(-1)
+    spread_b = sums.square_b - sums.count * (mean_b**2).sum(-1)
+    scale = np.sqrt(np.maximum(spread_a, 0) * np.maximum(spread_b, 0))
+    return _quotient(dot - sums.count * (mean_a * mean_b).sum(-1), scale)
 
 
 # Attention patterns -----------------------------------------------------------------------------------------------
 
 
 def _with_remainder(row: NDArray[np.floating]) -> Floats:
-    """Attention rows (..., S) as distributions over S + 1: the last holds what a learned sink took."""
+    """Attention rows (..., S) as distributions over S + 1: the last holds what a learned sink took.
+
+    A shortfall that storage explains is none: completing one row of a pair with 2e-4 would set equal rows 0.01 apart.
+    """
     row = np.asarray(row, dtype=np.float64)
-    full = np.concatenate([row, np.maximum(1 - row.sum(-1, keepdims=True), 0)], axis=-1)
+    shortfall = 1 - row.sum(-1, keepdims=True)
+    full = np.concatenate([row, np.where(shortfall > ROW_SUM_TOLERANCE, shortfall, 0.0)], axis=-1)
     distribution: Floats = full / full.sum(-1, keepdims=True)
     return distribution
 
@@ -191,7 +180,8 @@ def _with_remainder(row: NDArray[np.floating]) -> Floats:
 def jensen_shannon_distance(row_a: NDArray[np.floating], row_b: NDArray[np.floating]) -> Floats:
     """Square root of the Jensen-Shannon divergence in bits between attention rows (..., S): 0 to 1. -> (...)
 
-    A row that sums to less than 1 is completed by one more outcome, the mass that a learned sink took.
+    A row that sums to less than 1 by more than ROW_SUM_TOLERANCE is completed by one more outcome, the mass that a
+    learned sink took.
     """
     p, q = _with_remainder(row_a), _with_remainder(row_b)
     middle = (p + q) / 2
@@ -229,14 +219,14 @@ def pattern_sums(pattern_a: NDArray[np.floating], pattern_b: NDArray[np.floating
     )
 
 
-def pattern_distance(sums: PatternSums, weight_N: Weights) -> Floats:
-    """Mean Jensen-Shannon distance over queries. -> (...)"""
-    return _quotient(_weighted(sums.distance, weight_N), _weighted(sums.count, weight_N))
+def pattern_distance(sums: PatternSums) -> Floats:
+    """Mean Jensen-Shannon distance over queries."""
+    return _quotient(sums.distance, sums.count)
 
 
-def pattern_cosine(sums: PatternSums, weight_N: Weights) -> Floats:
-    """Mean cosine of attention rows over queries. -> (...)"""
-    return _quotient(_weighted(sums.cosine, weight_N), _weighted(sums.count, weight_N))
+def pattern_cosine(sums: PatternSums) -> Floats:
+    """Mean cosine of attention rows over queries."""
+    return _quotient(sums.cosine, sums.count)
 
 
 # Experts ----------------------------------------------------------------------------------------------------------
@@ -322,19 +312,19 @@ def _shuffled_overlap(
     return _Shuffled(float(chosen_a @ chosen_b) / num, float(variance), chosen_a, chosen_b)
 
 
-def mean_overlap(sums: OverlapSums, weight_N: Weights) -> Floats:
+def mean_overlap(sums: OverlapSums) -> Floats:
     """Mean over tokens of the experts kept, 0 to k."""
-    return _quotient(_weighted(sums.overlap, weight_N), _weighted(sums.count, weight_N))
+    return _quotient(sums.overlap, sums.count)
 
 
-def mean_jaccard(sums: OverlapSums, weight_N: Weights) -> Floats:
+def mean_jaccard(sums: OverlapSums) -> Floats:
     """Mean over tokens of o / (2k - o), 0 to 1."""
-    return _quotient(_weighted(sums.jaccard, weight_N), _weighted(sums.count, weight_N))
+    return _quotient(sums.jaccard, sums.count)
 
 
-def mean_weighted_overlap(sums: OverlapSums, weight_N: Weights) -> Floats:
+def mean_weighted_overlap(sums: OverlapSums) -> Floats:
     """Mean over tokens of the sum of the smaller weights."""
-    return _quotient(_weighted(sums.weighted, weight_N), _weighted(sums.count, weight_N))
+    return _quotient(sums.weighted, sums.count)
 
 
 def uniform_overlap(top_k: int, num_experts: int) -> float:
@@ -342,78 +332,16 @@ def uniform_overlap(top_k: int, num_experts: int) -> float:
     return top_k**2 / num_experts
 
 
-def popularity_overlap(sums: OverlapSums, weight_N: Weights) -> Floats:
+def popularity_overlap(sums: OverlapSums) -> Floats:
     """Second null: sum over experts of p_a(e) p_b(e), p(e) = share of all tokens whose choice holds e."""
-    count = _weighted(sums.count, weight_N)
-    both: Floats = (_weighted(sums.chosen_a, weight_N) * _weighted(sums.chosen_b, weight_N)).sum(-1)
-    return both / count**2
+    return _quotient((sums.chosen_a * sums.chosen_b).sum(-1), sums.count**2)
 
 
-def shuffled_overlap(sums: OverlapSums, weight_N: Weights) -> Floats:
+def shuffled_overlap(sums: OverlapSums) -> Floats:
     """Third null: mean overlap with tokens shuffled within their samples."""
-    return _quotient(_weighted(sums.shuffled_overlap, weight_N), _weighted(sums.count, weight_N))
+    return _quotient(sums.shuffled_overlap, sums.count)
 
 
-def shuffled_overlap_z(sums: OverlapSums) -> float:
+def shuffled_overlap_z(sums: OverlapSums) -> Floats:
     """Standard deviations of the shuffle by which the observed overlap exceeds it; NaN when the shuffle has none."""
-    excess, variance = (sums.overlap - sums.shuffled_overlap).sum(), sums.shuffled_variance.sum()
-    return float(excess / np.sqrt(variance)) if variance > 0 else float("nan")
-
-
-# Norms ------------------------------------------------------------------------------------------------------------
-
-
-def norm_sums(a: NDArray[np.floating], b: NDArray[np.floating], mask_NT: Mask) -> NormSums:
-    """Norms of vectors (N, T, D) of two visits, e.g. what each visit adds to the residual stream."""
-    _check_same(a, b, mask_NT)
-    norm_a, norm_b = (np.linalg.norm(np.asarray(x, dtype=np.float64), axis=-1) for x in (a, b))
-    return NormSums(a=np.where(mask_NT, norm_a, np.nan), b=np.where(mask_NT, norm_b, np.nan))
-
-
-def median_norm_ratio(sums: NormSums, weight_N: Weights) -> float:
-    """Median over tokens of norm(b) / norm(a); tokens with norm(a) = 0 are left out."""
-    ratio_NT = np.divide(sums.b, sums.a, out=np.full_like(sums.a, np.nan), where=sums.a > 0)
-    return float(np.nanmedian(np.repeat(ratio_NT, weight_N, axis=0)))
-
-
-def rms_norm_ratio(sums: NormSums, weight_N: Weights) -> float:
-    """Root mean square of norm(b) over that of norm(a)."""
-    total_a, total_b = (_weighted(np.nansum(x**2, axis=1), weight_N) for x in (sums.a, sums.b))
-    return float(np.sqrt(total_b / total_a))
-
-
-# Intervals --------------------------------------------------------------------------------------------------------
-
-
-class Interval(NamedTuple):
-    """A bootstrap interval; `low` and `high` have the shape of the statistic."""
-
-    low: Floats
-    high: Floats
-
-
-def ones(num_samples: int) -> Weights:
-    """The weight of each sample when none is resampled."""
-    return np.ones(num_samples, dtype=np.int64)
-
-
-def bootstrap_interval(
-    statistic: Callable[[Weights], Floats | float],
-    num_samples: int,
-    *,
-    seed: int = 0,
-    num_resamples: int = 1_000,
-    level: float = 0.95,
-) -> Interval:
-    """Percentile interval of a statistic over resamples of whole samples, drawn with replacement.
-
-    `statistic` takes how often each sample counts, e.g. `lambda weight_N: raw_cosine(sums, weight_N)`. Raises
-    UserError for fewer than two samples: they have no spread.
-    """
-    if num_samples < 2:
-        raise UserError(f"samples for a bootstrap interval must be at least 2; got {num_samples}")
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, num_samples])))
-    draws_RN = (generator.random((num_resamples, num_samples)) * num_samples).astype(np.intp)
-    values = np.array([statistic(np.bincount(draws_N, minlength=num_samples)) for draws_N in draws_RN])
-    low, high = np.nanquantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return Interval(np.asarray(low), np.asarray(high))
+    return _quotient(sums.overlap - sums.shuffled_overlap, np.sqrt(sums.shuffled_variance))

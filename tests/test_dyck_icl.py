@@ -1,5 +1,7 @@
 """The Dyck probe scores planted answers as they were planted, by shots, and asks the same queries at every k."""
 
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,16 +171,32 @@ def test_episodes_outside_their_rule_are_refused(chosen: dict[str, object], mess
 
 
 def test_text_asks_nothing() -> None:
-    text = planted_batch(LOOPED, text_samples(), {})
-    with pytest.raises(UserError, match="samples must hold Dyck episodes with a query; got none"):
-        measure([text], Options())
+    rows = measure([planted_batch(LOOPED, text_samples(), {})], Options()).rows()
+    assert [(row["quantity"], row["value"]) for row in rows] == [(score, None) for score in SCORES]
+    assert all(row["note"] == "not defined: no row asks a query; record --data dyck" for row in rows)
+    with pytest.raises(UserError, match="samples to measure must be at least one; got 0"):
+        measure([], Options())
     both = answered(concatenate([episodes(3), text_samples()], PAD))
     alone = answered(episodes(3))
     assert same_numbers(measure([both], Options()).rows(), measure([alone], Options()).rows())
     unasked = episodes(3)
     roles_NT = np.where(unasked.role_NT == Role.ANSWER, Role.DEMONSTRATION_ANSWER, unasked.role_NT).astype(np.uint8)
-    with pytest.raises(UserError, match="got none"):
-        measure([answered(replace(unasked, role_NT=roles_NT))], Options())
+    assert measure([answered(replace(unasked, role_NT=roles_NT))], Options()).points == ()
+
+
+def test_a_capture_of_dyck_and_text_gives_the_scores_and_says_that_text_asks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted_capture(tmp_path / "both.h5", answered(concatenate([text_samples(3), episodes(4)], PAD), {3: "first"}))
+    monkeypatch.setattr(sys, "argv", ["probes.dyck_icl", "--capture", str(tmp_path / "both.h5"), "--json"])
+    dyck_icl.main()
+    code, dyck = json.loads(capsys.readouterr().out)["results"]
+    assert (code["data"], dyck["data"]) == ("code", "dyck")
+    assert {row["value"] for row in code["rows"]} == {None}
+    assert pick(dyck["rows"], quantity=EXACT, **ALL)["value"] == 0.75
+    monkeypatch.setattr(sys, "argv", ["probes.dyck_icl", "--capture", str(tmp_path / "both.h5")])
+    dyck_icl.main()
+    assert "not defined: no row asks a query" in capsys.readouterr().out
 
 
 def test_the_figure_is_the_curve() -> None:
