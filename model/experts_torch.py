@@ -18,8 +18,11 @@ from torch.nn.functional import embedding_bag, pad, silu
 from model.experts_layout import InputGradients, LayerOutput, WeightGradients, raise_outside_experts
 
 GROUP_ROWS = 512
+"""A group of experts closes when it has so many rows; 512 rows of inputs and activations fit a second-level cache."""
 INVARIANT_ROWS = 64
+"""Rows of every product in the batch-invariant mode: fewer repeat the weights' traffic, more compute zeros."""
 FEW_SLOTS = 64
+"""Up to so many slots are sorted in Python."""
 
 
 class Group(NamedTuple):
@@ -45,8 +48,8 @@ def forward(
 ) -> LayerOutput:
     """See `LayerOutput`. Raises `UserError` for an expert id outside 0..E-1.
 
-    With `batch_invariant` each product has exactly `INVARIANT_ROWS` rows, zeros below the real ones, so that nothing
-    about a row's arithmetic depends on how many others there are.
+    With `batch_invariant` each product has exactly `INVARIANT_ROWS` rows, so that nothing about a row's arithmetic
+    depends on how many others there are.
     """
     order_R, row_NK, counts = _sort(expert_indices_NK, w_in.shape[0])
     num_rows, pre_width = order_R.numel(), w_in.shape[1]
@@ -54,44 +57,15 @@ def forward(
     pre_RG = x_ND.new_empty(num_rows if keep else 0, pre_width)
     token_R = order_R // expert_weights_NK.shape[1]
     weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R)
-    for group in _invariant_blocks(counts) if batch_invariant else _groups(counts):
+    run, groups = (_run_padded, _invariant_blocks) if batch_invariant else (_run, _groups)
+    for group in groups(counts):
         rows = slice(group.start, group.stop)
-        inputs_RD, weights_R1 = x_ND.index_select(0, token_R[rows]), weight_R1[rows]
-        if batch_invariant:
-            padding = (0, 0, 0, INVARIANT_ROWS - len(inputs_RD))
-            block_pre_RG, block_RD = (
-                x_ND.new_empty(INVARIANT_ROWS, pre_width),
-                x_ND.new_empty(INVARIANT_ROWS, x_ND.shape[1]),
-            )
-            block = group._replace(sizes=[INVARIANT_ROWS])
-            _run_group(
-                pad(inputs_RD, padding), pad(weights_R1, padding), w_in, w_out, block_pre_RG, block_RD, block, gated
-            )
-            rows_RD[rows] = block_RD[: len(inputs_RD)]
-            if keep:
-                pre_RG[rows] = block_pre_RG[: len(inputs_RD)]
-        else:
-            group_pre_RG = pre_RG[rows] if keep else x_ND.new_empty(len(inputs_RD), pre_width)
-            _run_group(inputs_RD, weights_R1, w_in, w_out, group_pre_RG, rows_RD[rows], group, gated)
+        group_pre_RG = pre_RG[rows] if keep else x_ND.new_empty(group.stop - group.start, pre_width)
+        inputs_RD = x_ND.index_select(0, token_R[rows])
+        run(inputs_RD, weight_R1[rows], w_in, w_out, group_pre_RG, rows_RD[rows], group, gated)
     result = sum_rows(rows_RD, row_NK) if summed else rows_RD[row_NK]
     kept = (order_R, order_R.new_tensor(counts)) if keep else (order_R.new_empty(0), order_R.new_empty(0))
     return LayerOutput(result, pre_RG, *kept)
-
-
-def _run_group(
-    inputs_RD: Tensor,
-    weights_R1: Tensor,
-    w_in: Tensor,
-    w_out: Tensor,
-    pre_RG: Tensor,
-    out_RD: Tensor,
-    group: Group,
-    gated: bool,
-) -> None:
-    """One group's rows through their experts, into the buffers `pre_RG` and `out_RD`."""
-    _multiply(inputs_RD, w_in.transpose(1, 2), pre_RG, group)
-    act_RF = activation(pre_RG, gated=gated).mul_(weights_R1)
-    _multiply(act_RF, w_out.transpose(1, 2), out_RD, group)
 
 
 def backward(
@@ -116,8 +90,8 @@ def backward(
     output need not be kept.
     """
     d_out_MD = d_result.reshape(-1, x_ND.shape[1])
-    d_out_row_R = order_R // expert_weights_NK.shape[1] if summed else order_R
     token_R = order_R // expert_weights_NK.shape[1]
+    d_out_row_R = token_R if summed else order_R
     weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R)
     d_w_in, d_w_out, accumulate = destination
     counts: list[int] = counts_E.tolist()
@@ -160,7 +134,7 @@ def backward(
             for d_matrix in (d_w_in, d_w_out):
                 if d_matrix is not None:
                     d_matrix[start:stop].zero_()
-    row_NK = inverse(order_R).view(expert_weights_NK.shape)
+    row_NK = _inverse(order_R).view(expert_weights_NK.shape)
     return InputGradients(
         None if d_x_RD is None else sum_rows(d_x_RD, row_NK), d_weight_R[row_NK] if needs_expert_weights else None
     )
@@ -221,6 +195,43 @@ def sum_rows(rows_RD: Tensor, row_NK: Tensor) -> Tensor:
     return total_ND
 
 
+def _run(
+    inputs_RD: Tensor,
+    weights_R1: Tensor,
+    w_in: Tensor,
+    w_out: Tensor,
+    pre_RG: Tensor,
+    out_RD: Tensor,
+    group: Group,
+    gated: bool,
+) -> None:
+    """One group's rows through their experts, into the buffers `pre_RG` and `out_RD`."""
+    _multiply(inputs_RD, w_in.transpose(1, 2), pre_RG, group)
+    act_RF = activation(pre_RG, gated=gated).mul_(weights_R1)
+    _multiply(act_RF, w_out.transpose(1, 2), out_RD, group)
+
+
+def _run_padded(
+    inputs_RD: Tensor,
+    weights_R1: Tensor,
+    w_in: Tensor,
+    w_out: Tensor,
+    pre_RG: Tensor,
+    out_RD: Tensor,
+    group: Group,
+    gated: bool,
+) -> None:
+    """The same for one expert's rows, in buffers of `INVARIANT_ROWS` rows with zeros below the real ones."""
+    num_rows = len(inputs_RD)
+    padding = (0, 0, 0, INVARIANT_ROWS - num_rows)
+    padded_pre_RG = pre_RG.new_empty(INVARIANT_ROWS, pre_RG.shape[1])
+    padded_out_RD = out_RD.new_empty(INVARIANT_ROWS, out_RD.shape[1])
+    block = group._replace(sizes=[INVARIANT_ROWS])
+    _run(pad(inputs_RD, padding), pad(weights_R1, padding), w_in, w_out, padded_pre_RG, padded_out_RD, block, gated)
+    pre_RG.copy_(padded_pre_RG[:num_rows])
+    out_RD.copy_(padded_out_RD[:num_rows])
+
+
 def _sort(expert_indices_NK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, list[int]]:
     """Slots in expert order, the row of each slot, and how many slots each expert has.
 
@@ -241,11 +252,11 @@ def _sort(expert_indices_NK: Tensor, num_experts: int) -> tuple[Tensor, Tensor, 
         return both[0], both[1].view(expert_indices_NK.shape), counts
     sorted_R, order_R = experts_R.sort(stable=True)
     raise_outside_experts(int(sorted_R[0]), int(sorted_R[-1]), num_experts)
-    row_NK = inverse(order_R).view(expert_indices_NK.shape)
+    row_NK = _inverse(order_R).view(expert_indices_NK.shape)
     return order_R, row_NK, torch.bincount(sorted_R, minlength=num_experts).tolist()
 
 
-def inverse(order_R: Tensor) -> Tensor:
+def _inverse(order_R: Tensor) -> Tensor:
     """Row of each slot."""
     return torch.empty_like(order_R).scatter_(0, order_R, torch.arange(len(order_R), device=order_R.device))
 
