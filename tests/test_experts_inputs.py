@@ -1,11 +1,13 @@
 """What the expert layer accepts, in any memory layout and type, and what it refuses."""
 
+import sys
 import warnings
 
 import pytest
 import torch
 from experts_oracle import assert_close, assert_equal_bits, layer_inputs, relative_error, with_gradients
 
+import model
 from model.experts import ExpertWeights, experts, experts_traced
 from smelt_interp.errors import UserError
 
@@ -53,6 +55,21 @@ def test_kernels_need_a_gpu_unless_they_are_interpreted():
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=6)
     with pytest.raises(UserError, match="the triton backend must have tensors on a CUDA device; got cpu; use torch"):
         experts(x_ND, indices_NK, weights_NK, weights, backend="triton")
+
+
+def test_without_triton_its_backend_says_what_to_use(monkeypatch):
+    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=6)
+    monkeypatch.delattr(model, "experts_triton", raising=False)
+    monkeypatch.delitem(sys.modules, "model.experts_triton", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(UserError, match="must have the triton package; got none; pass backend='torch'"):
+        experts(x_ND, indices_NK, weights_NK, weights, backend="triton")
+
+
+def test_on_the_cpu_auto_is_torch():
+    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=6)
+    auto, chosen = (experts(x_ND, indices_NK, weights_NK, weights, backend=name) for name in ("auto", "torch"))
+    assert torch.equal(auto, chosen)
 
 
 def _layouts(x_ND):
