@@ -10,8 +10,9 @@ from torch import Tensor
 
 from model.network import LoopedMoE
 from smelt_interp.dyck import DyckOptions, dyck_samples
+from smelt_interp.dyck_scores import teacher_forced
 from smelt_interp.mixture import MixtureOptions, TrainingMixture
-from smelt_interp.samples import Role, Samples
+from smelt_interp.samples import Samples
 
 SHOTS = (0, 1, 2, 4, 8)
 FRESH_SEED = 1_000_003
@@ -30,8 +31,7 @@ class Evaluation:
 
 def evaluate(network: LoopedMoE, mixture: MixtureOptions, *, episodes: int = 64) -> Evaluation:
     """Held-out loss on 8 batches of the mixture's held-out side, and exact match on `episodes` compact `episode`
-    prompts at each of SHOTS. Teacher forcing is enough for greedy decoding: the answer with its newline is decoded
-    exactly when each of its tokens is the most likely one after those before it."""
+    prompts at each of SHOTS."""
     return Evaluation(
         loss_nats=held_out_loss(network, mixture),
         exact_match={shots: dyck_exact_match(network, shots, mixture, episodes) for shots in SHOTS},
@@ -67,9 +67,8 @@ def dyck_exact_match(network: LoopedMoE, shots: int, mixture: MixtureOptions, ep
         seed=FRESH_SEED,
     )
     samples = dyck_samples(options, episodes)
-    right_BT = _logits(network, samples.ids_NT)[:, :-1].argmax(-1) == torch.from_numpy(samples.ids_NT[:, 1:]).long()
-    answer_BT = torch.from_numpy(samples.role_NT[:, 1:] == Role.ANSWER)
-    return float((right_BT | ~answer_BT).all(1).float().mean())
+    argmax_NT = _logits(network, samples.ids_NT).argmax(-1).numpy()
+    return float(teacher_forced(samples, argmax_NT, newline=True).mean())
 
 
 def next_token_losses(network: LoopedMoE, samples: Samples) -> Tensor:

@@ -7,7 +7,6 @@ seed and step alone, so a resumed run reads the same tokens as one that was neve
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -26,6 +25,7 @@ from smelt_interp.command_line import parse
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.mixture import EMPTY_DIGEST, MixtureOptions, TrainingMixture, extend
+from smelt_interp.output_files import make_folder, write_whole
 from smelt_interp.presets import DEMO_BASELINE, DEMO_SMELT
 
 PRESETS: dict[str, ModelConfig] = {"demo-smelt": DEMO_SMELT, "demo-baseline": DEMO_BASELINE}
@@ -83,19 +83,20 @@ class State:
     seconds: float = 0.0
 
 
-def train(options: TrainOptions) -> Path:
-    """Run, or go on with, a training. -> the checkpoint folder.
+def train(options: TrainOptions, config: ModelConfig) -> Path:
+    """Run, or go on with, the training of a network of this config. -> the checkpoint folder.
 
-    Raises `UserError` when the folder holds a run with other options.
+    Raises `UserError` when the folder cannot be written or holds a run that is finished or another, and when the
+    gradient is no longer finite.
     """
-    torch.set_num_threads(options.threads)
-    options.out.mkdir(parents=True, exist_ok=True)
-    mixture = TrainingMixture(options.mixture)
-    _write_or_compare_run(options, mixture)
     checkpoint = options.out / CHECKPOINT
     if checkpoint.exists():
         raise UserError(f"a run must not be finished already; {checkpoint} exists; choose another --out")
-    network = LoopedMoE(PRESETS[options.preset], seed=options.seed)
+    torch.set_num_threads(options.threads)
+    mixture = TrainingMixture(options.mixture)
+    make_folder(options.out)
+    _write_or_compare_run(options, config, mixture)
+    network = LoopedMoE(config, seed=options.seed)
     optimizer = _optimizer(network, options)
     state = _load_state(options.out / STATE, network, optimizer)
     _keep_metrics_before(options.out / METRICS, state.step)
@@ -169,34 +170,46 @@ def _load_state(path: Path, network: LoopedMoE, optimizer: torch.optim.AdamW) ->
     return State(int(where["step"]), where["digest"], float(where["seconds"]))
 
 
-def _write_or_compare_run(options: TrainOptions, mixture: TrainingMixture) -> None:
-    """`run.json` says what the run is; a folder with another run's is refused."""
+def _write_or_compare_run(options: TrainOptions, config: ModelConfig, mixture: TrainingMixture) -> None:
+    """`run.json` says what the run is, wherever its folder lies; a folder with another run's is refused."""
     run = {
-        "options": asdict(options) | {"out": str(options.out)},
-        "config": PRESETS[options.preset].to_json(),
+        "options": {name: value for name, value in asdict(options).items() if name != "out"},
+        "config": config.to_json(),
         "corpora": [asdict(corpus) for corpus in mixture.corpora],
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
-        "command": " ".join(sys.argv),
+        "command": _command(options),
     }
     path = options.out / RUN
-    if path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        for part in ("options", "config", "corpora"):
-            if before[part] != json.loads(json.dumps(run[part])):
-                raise UserError(f"{path} must be of a run with the same {part}; it differs; choose another --out")
+    if not path.exists():
+        write_whole(path, (json.dumps(run, indent=1) + "\n").encode())
         return
-    scratch = path.with_suffix(".writing")
-    scratch.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
-    os.replace(scratch, path)
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} must hold JSON; {error}; choose another --out") from None
+    for part in ("options", "config", "corpora"):
+        if before.get(part) != json.loads(json.dumps(run[part])):
+            raise UserError(f"{path} must be of a run with the same {part}; it differs; choose another --out")
+
+
+def _command(options: TrainOptions) -> str:
+    """The command line that makes the run: every option that is not the default."""
+    ours, usual = map(_by_flag, (options, TrainOptions(preset=options.preset, out=options.out)))
+    changed = "".join(f" --{flag} {value}" for flag, value in ours.items() if value != usual[flag])
+    return f"python -m model.train --preset {options.preset} --out runs/{options.preset}{changed}"
+
+
+def _by_flag(options: TrainOptions) -> dict[str, object]:
+    flags = asdict(options)
+    flags |= {f"mixture.{name}": value for name, value in flags.pop("mixture").items()}
+    return {name.replace("_", "-"): value for name, value in flags.items()}
 
 
 def _keep_metrics_before(path: Path, step: int) -> None:
     """Drop rows that a resumed run will write again, and a last one that was not written to its end."""
     if path.exists():
         whole = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
-        scratch = path.with_suffix(".writing")
-        scratch.write_text("".join(f"{row}\n" for row in whole if json.loads(row)["step"] <= step), encoding="utf-8")
-        os.replace(scratch, path)
+        write_whole(path, "".join(f"{row}\n" for row in whole if json.loads(row)["step"] <= step).encode())
 
 
 def _append_metrics(path: Path, state: State, tokens_per_step: int, loss: float, scores: Evaluation) -> None:
@@ -234,7 +247,6 @@ def _readme(
         f"| {corpus.domain} | {corpus.documents} | {corpus.bytes:,} | `{corpus.digest}` |\n"
         for corpus in mixture.corpora
     )
-    command = f"python -m model.train --preset {options.preset} --out runs/{options.preset} --steps {options.steps}"
     config = network.config
     twice = f"layers {config.loop_start + 1} to {config.loop_stop} run {config.num_visits} times"
     visits = twice if config.num_visits > 1 else "each runs once"
@@ -244,10 +256,10 @@ def _readme(
 
 - tokens: {tokens:,} in {state.step:,} steps of {tokens // state.step:,}
 - token order: `{state.digest}`
-- wall time: {state.seconds / 60:.0f} minutes on {options.threads} core(s)
+- wall time: {state.seconds / 60:.0f} minutes with --threads {options.threads}
 - versions: Python {platform.python_version()}, torch {torch.__version__}
 - mixture, rows a step: {_rows(options.mixture)}
-- command: `python -m smelt_interp.fetch_texts`, then `{command}`
+- command: `python -m smelt_interp.fetch_texts`, then `{_command(options)}`
 
 Held-out loss, nats a byte:
 
@@ -273,7 +285,8 @@ def _rows(mixture: MixtureOptions) -> str:
 
 def main() -> None:
     """Train one network of the demo pair."""
-    checkpoint = train(parse(TrainOptions, prog="python -m model.train", description=__doc__ or ""))
+    options = parse(TrainOptions, prog="python -m model.train", description=__doc__ or "")
+    checkpoint = train(options, PRESETS[options.preset])
     print(f"wrote {checkpoint}")
 
 

@@ -1,6 +1,7 @@
 """Training: an interrupted run that goes on is the run that was never stopped."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from model import train as training
 from model.network import LoopedMoE
 from model.train import TrainOptions, train
+from smelt_interp.command_line import parse
 from smelt_interp.errors import UserError
 from smelt_interp.mixture import MixtureOptions, TrainingMixture
 
@@ -26,8 +28,7 @@ OPTIONS = TrainOptions(
 
 
 @pytest.fixture(autouse=True)
-def _tiny_network_in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(training.PRESETS, "demo-smelt", TINY)
+def _in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -36,9 +37,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was never stopped."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(training.PRESETS, "demo-smelt", TINY)
         patch.chdir(folder)
-        assert train(OPTIONS) == Path("run/checkpoint")
+        assert train(OPTIONS, TINY) == Path("run/checkpoint")
     return folder / "run"
 
 
@@ -64,7 +64,7 @@ def interrupt(where: object, name: str, when: Callable[..., bool]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(where, name, call)
         with pytest.raises(KeyboardInterrupt):
-            train(OPTIONS)
+            train(OPTIONS, TINY)
 
 
 STOPS = {
@@ -81,7 +81,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(where, whole):
     assert not Path("run/checkpoint").exists()
     with Path("run/metrics.jsonl").open("a") as file:
         file.write('{"step": 6, "tok')  # a line that was being written
-    train(OPTIONS)
+    train(OPTIONS, TINY)
     for file in ("state.safetensors", "checkpoint/model.safetensors"):
         resumed, expected = load_file(Path("run") / file), load_file(whole / file)
         assert resumed.keys() == expected.keys()
@@ -123,36 +123,60 @@ def test_training_lowers_the_loss_of_what_it_reads(whole):
         assert trained.loss(tokens_BT).next_token < LoopedMoE(TINY).loss(tokens_BT).next_token - 0.1
 
 
-def test_a_folder_of_another_run_is_refused(monkeypatch):
+def test_a_folder_of_another_run_is_refused():
     interrupt(*STOPS["between two states"])
     before = {path.name: path.read_bytes() for path in Path("run").iterdir()}
     for other in ({"steps": 7}, {"seed": 1}, {"mixture": replace(MIXTURE, code=2)}):
         with pytest.raises(UserError, match=r"run\.json must be of a run with the same options; it differs"):
-            train(replace(OPTIONS, **other))
-    monkeypatch.setitem(training.PRESETS, "demo-smelt", replace(TINY, num_visits=3))
+            train(replace(OPTIONS, **other), TINY)
     with pytest.raises(UserError, match=r"run\.json must be of a run with the same config; it differs"):
-        train(OPTIONS)
+        train(OPTIONS, replace(TINY, num_visits=3))
     assert {path.name: path.read_bytes() for path in Path("run").iterdir()} == before
 
 
-def test_a_damaged_state_is_named():
+def test_a_run_goes_on_in_another_place(whole):
+    interrupt(*STOPS["between two states"])
+    Path("run").rename("moved")
+    assert train(replace(OPTIONS, out=Path("moved")), TINY) == Path("moved/checkpoint")
+    assert readme(Path("moved")) == readme(whole)
+
+
+def test_what_is_damaged_is_named():
     interrupt(*STOPS["between two states"])
     Path("run/state.safetensors").write_bytes(b"1234567890")
     with pytest.raises(UserError, match=r"state.safetensors must be a whole state of this run; "):
-        train(OPTIONS)
+        train(OPTIONS, TINY)
+    Path("run/run.json").write_text("{")
+    with pytest.raises(UserError, match=r"run.json must hold JSON; .*; choose another --out"):
+        train(OPTIONS, TINY)
+
+
+def test_a_folder_that_cannot_be_made_is_named():
+    Path("run").write_text("")
+    with pytest.raises(UserError, match="the output folder must be writable; got run: File exists"):
+        train(OPTIONS, TINY)
+
+
+def test_the_readme_s_command_is_the_run_s(whole):
+    (line,) = [line for line in readme(whole) if line.startswith("- command: ")]
+    command = re.findall(r"`(.*?)`", line)[-1]
+    assert json.loads((whole / "run.json").read_text())["command"] == command
+    program, *arguments = command.removeprefix("python -m ").split()
+    parsed = parse(TrainOptions, prog=program, description="", args=arguments)
+    assert (program, parsed) == ("model.train", replace(OPTIONS, out=Path("runs/demo-smelt")))
 
 
 def test_a_finished_run_is_left_alone(whole, monkeypatch):
     monkeypatch.chdir(whole.parent)
     with pytest.raises(UserError, match="a run must not be finished already; run/checkpoint exists"):
-        train(OPTIONS)
+        train(OPTIONS, TINY)
 
 
 def test_a_run_that_leaves_the_finite_numbers_stops():
     with pytest.raises(UserError, match=r"training must stay finite; the gradient of step 0 is (nan|inf); lower"):
-        train(replace(OPTIONS, balance=float("inf")))
+        train(replace(OPTIONS, balance=float("inf")), TINY)
     with pytest.raises(UserError, match="router logits must be finite; got nan"):
-        train(replace(OPTIONS, out=Path("other"), learning_rate=1e18, warmup=0))
+        train(replace(OPTIONS, out=Path("other"), learning_rate=1e18, warmup=0), TINY)
 
 
 @pytest.mark.parametrize(
