@@ -147,14 +147,15 @@ def _backend_for(x: Tensor, backend: Backend) -> Literal["reference", "torch", "
 
 
 def _in_arithmetic_dtype(x: Tensor, expert_weights: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """Both in float64 when any input has it; otherwise in float32 on a CPU, where products of half-precision numbers
-    are about 50 times slower without AMX, and in the promoted type of x and weights elsewhere."""
+    """Both in float64 when any input has it; otherwise x in float32 on a CPU, where products of half-precision numbers
+    are about 50 times slower without AMX, and in the promoted type of x and weights elsewhere. The expert weights are
+    float32 at least."""
     promoted = torch.promote_types(torch.promote_types(x.dtype, weights.w_in.dtype), weights.w_out.dtype)
     if torch.float64 in (promoted, expert_weights.dtype):
         promoted = torch.float64
     elif x.device.type == "cpu":
         promoted = torch.float32
-    return x.to(promoted), expert_weights.to(promoted)
+    return x.to(promoted), expert_weights.to(torch.promote_types(promoted, torch.float32))
 
 
 def _check(x: Tensor, expert_indices: Tensor, expert_weights: Tensor, weights: ExpertWeights, gated: bool) -> None:

@@ -135,7 +135,7 @@ def compile_for(configuration: Configuration, capability: int) -> Needs:
         elif name in _INTEGERS:
             signature[name] = "*i64"
         else:
-            signature[name] = "*fp32" if name == "d_weight_NKC" else element
+            signature[name] = "*fp32" if name in ("expert_weights_NK", "d_weight_NKC") else element
     compiled = triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes),
         target=GPUTarget("cuda", capability, 32),

@@ -56,7 +56,7 @@ def forward(
     rows_RD = x_ND.new_empty(num_rows, x_ND.shape[1])
     pre_RG = x_ND.new_empty(num_rows if keep else 0, pre_width)
     token_R = order_R // expert_weights_NK.shape[1]
-    weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R)
+    weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R).to(x_ND.dtype)
     run, groups = (_run_padded, _invariant_blocks) if batch_invariant else (_run, _groups)
     for group in groups(counts):
         rows = slice(group.start, group.stop)
@@ -92,7 +92,7 @@ def backward(
     d_out_MD = d_result.reshape(-1, x_ND.shape[1])
     token_R = order_R // expert_weights_NK.shape[1]
     d_out_row_R = token_R if summed else order_R
-    weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R)
+    weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R).to(x_ND.dtype)
     d_w_in, d_w_out, accumulate = destination
     counts: list[int] = counts_E.tolist()
     d_x_RD = x_ND.new_empty(len(token_R), x_ND.shape[1]) if needs_x else None
@@ -136,7 +136,8 @@ def backward(
                     d_matrix[start:stop].zero_()
     row_NK = _inverse(order_R).view(expert_weights_NK.shape)
     return InputGradients(
-        None if d_x_RD is None else sum_rows(d_x_RD, row_NK), d_weight_R[row_NK] if needs_expert_weights else None
+        None if d_x_RD is None else sum_rows(d_x_RD, row_NK),
+        d_weight_R[row_NK].to(expert_weights_NK.dtype) if needs_expert_weights else None,
     )
 
 
@@ -155,7 +156,7 @@ def tangent(
     order_R, row_NK, counts = _sort(expert_indices_NK, w_in.shape[0])
     t_x_ND, t_weights_NK, t_w_in, t_w_out = tangents
     token_R = order_R // expert_weights_NK.shape[1]
-    weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R)
+    weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R).to(x_ND.dtype)
     t_weight_R1 = t_weights_NK.reshape(-1, 1).index_select(0, order_R)
     t_rows_RD = x_ND.new_empty(len(token_R), x_ND.shape[1])
     for group in _groups(counts):

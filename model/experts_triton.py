@@ -131,7 +131,7 @@ def backward(
     d_x_ND = None
     if needs_x:
         d_x_ND = _combine(_rows_to_slots(d_pre_RG, w_in, weights_NK, table, tiles.rows_to_slots, transposed=True))
-    return InputGradients(d_x_ND, d_weight_NKC.sum(-1).to(x_ND.dtype) if needs_expert_weights else None)
+    return InputGradients(d_x_ND, d_weight_NKC.sum(-1).to(expert_weights_NK.dtype) if needs_expert_weights else None)
 
 
 def _rows_to_slots(

@@ -9,6 +9,7 @@ from experts_oracle import assert_close, assert_equal_bits, layer_inputs, relati
 
 import model
 from model.experts import ExpertWeights, experts, experts_traced
+from model.experts_autograd import Options, run
 from smelt_interp.errors import UserError
 
 BACKENDS = ("reference", "torch")
@@ -176,3 +177,18 @@ def test_autocast_changes_nothing(backend):
         if backend == "torch":  # the hand-written backward is as blind to autocast as the forward
             assert_equal_bits(with_gradients(layer, x_ND, weights_NK, weights), plain)
     assert torch.equal(trace.out_ND, plain["out"])
+
+
+def test_expert_weights_stay_float32_beside_half_precision_arithmetic():
+    """What the torch backend does on devices whose arithmetic is bfloat16, asked of it directly."""
+    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=18)
+    halves = [tensor.bfloat16().requires_grad_() for tensor in (x_ND, *weights)]
+    leaf_NK = weights_NK.clone().requires_grad_()
+    options = Options("torch", True, True, False, True, False)
+    result = run(halves[0], leaf_NK, halves[1], halves[2], indices_NK, options).result
+    result.sum().backward()
+    assert result.dtype == torch.bfloat16
+    assert leaf_NK.grad.dtype == torch.float32
+    full = experts(x_ND, indices_NK, weights_NK, weights)
+    assert relative_error(result, full) < 0.02
+    assert all(half.grad.dtype == torch.bfloat16 and half.grad.isfinite().all() for half in halves)
