@@ -6,12 +6,12 @@ from functools import partial
 import torch
 from torch import Tensor
 from transformer_lens import ActivationCache
+from transformer_lens.hook_points import HookPoint
 
 from model.hook_names import Hook
-from model.step import HookPoint
 from smelt_interp.errors import UserError
-from smelt_interp.plan import Plan, Step
-from smelt_interp.sites import SITES, nearest
+from smelt_interp.plan import Plan, step_index
+from smelt_interp.sites import SITES, hook_name, nearest, site_of
 
 
 class VisitCache(ActivationCache):
@@ -26,7 +26,7 @@ class VisitCache(ActivationCache):
         if isinstance(key, str) and key in self.cache_dict:
             return self._cached(key)
         if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str) and key[0] in SITES:
-            return self._cached(f"blocks.{self._step_index(key[1])}.{key[0]}")
+            return self._cached(hook_name(self._step_index(key[1]), key[0]))
         if isinstance(key, tuple) and len(key) >= 2 and isinstance(key[1], (tuple, int)):
             key = (key[0], self._step_index(key[1]), *key[2:])
         try:
@@ -45,7 +45,7 @@ class VisitCache(ActivationCache):
     def _step_index(self, step: object) -> int:
         steps: Plan = self.model.plan
         if isinstance(step, tuple) and len(step) == 2:
-            return check_step(steps, *step)
+            return step_index(steps, *step)
         if not isinstance(step, int) or not -len(steps) <= step < len(steps):
             raise UserError(f"a step must be an index below {len(steps)} or a (layer, visit) of the plan; got {step!r}")
         return step % len(steps)
@@ -55,15 +55,6 @@ class VisitCache(ActivationCache):
         if name not in cached:
             raise UserError(f"a cached name must be one that was recorded; got {name!r}{nearest(name, cached)}")
         return cached[name]
-
-
-def check_step(steps: Plan, layer: object, visit: object) -> int:
-    """The step index of a visit, or `UserError` that lists the visits the layer has."""
-    if (layer, visit) in steps:
-        return steps.index(Step(layer, visit))  # type: ignore[arg-type]  # it is in the plan
-    visits = [step.visit for step in steps if step.layer == layer]
-    has = f"layer {layer} has visits {visits}" if visits else f"layers are 0 to {max(step.layer for step in steps)}"
-    raise UserError(f"a (layer, visit) must be in the plan; got ({layer}, {visit}); {has}")
 
 
 def caching_hooks(
@@ -81,13 +72,8 @@ def caching_hooks(
         cache[f"{hook.name}{suffix}"] = copy[0] if remove_batch_dim else copy
 
     names = list(names)
-    differentiable = [name for name in names if not _is_integer(name)] if incl_bwd else []
+    differentiable = [name for name in names if not site_of(name).integer] if incl_bwd else []
     return (
         [(name, partial(keep, suffix="")) for name in names],
         [(name, partial(keep, suffix="_grad")) for name in differentiable],
     )
-
-
-def _is_integer(name: str) -> bool:
-    suffix = name.split(".", 2)[-1]
-    return suffix in SITES and SITES[suffix].integer

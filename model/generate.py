@@ -54,7 +54,8 @@ def generate(network: LoopedMoE, prompts: Sequence[Sequence[int]], sampling: Sam
             f"{sampling.max_new_tokens}; shorten the prompt or lower max_new_tokens"
         )
     device = network.unembed.weight.device
-    tokens_BT = torch.full((len(prompts), longest), PAD % network.config.vocab_size, device=device)
+    # Nothing attends to padding; its id only has to be in the vocabulary.
+    tokens_BT = torch.full((len(prompts), longest), min(PAD, network.config.vocab_size - 1), device=device)
     mask_BS = torch.zeros(len(prompts), longest, dtype=torch.bool, device=device)
     for row, prompt in enumerate(prompts):
         tokens_BT[row, longest - len(prompt) :] = torch.as_tensor(list(prompt), device=device)
@@ -62,15 +63,16 @@ def generate(network: LoopedMoE, prompts: Sequence[Sequence[int]], sampling: Sam
     generator = torch.Generator(device).manual_seed(sampling.seed)
     kv_cache = KVCache(len(network.plan))
     made: list[list[int]] = [[] for _ in prompts]
-    ended_B = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+    going = set(range(len(prompts)))
     with network.lock:  # a hook that another thread sets between two tokens would change half a text
         for _ in range(sampling.max_new_tokens):
             logits_BW = network(tokens_BT, attention_mask_BT=mask_BS, kv_cache=kv_cache)[:, -1]
             next_B = choose(logits_BW, sampling, generator)
-            for row in (~ended_B).nonzero()[:, 0].tolist():
-                made[row].append(int(next_B[row]))
-            ended_B |= next_B == sampling.stop_token
-            if bool(ended_B.all()):
+            new_B = next_B.tolist()
+            for row in going:
+                made[row].append(new_B[row])
+            going = {row for row in going if new_B[row] != sampling.stop_token}
+            if not going:
                 break
             tokens_BT = next_B[:, None]
             mask_BS = torch.cat((mask_BS, torch.ones_like(mask_BS[:, :1])), 1)

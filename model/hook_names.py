@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from smelt_interp.errors import UserError
-from smelt_interp.sites import SITES, TOP_LEVEL_SITES, hook_name, nearest
+from smelt_interp.sites import SITES, TOP_LEVEL_SITES, hook_name, nearest, site_of
 
 AttentionPath = Literal["eager", "fast"]
 NamePredicate = Callable[[str], bool]
@@ -22,7 +22,9 @@ class Request:
     attention: AttentionPath
     """`eager` computes scores and patterns; `fast` uses fused attention and has neither."""
     head_results: bool
+    """Compute `attn.hook_result`, each head's own update."""
     expert_results: bool
+    """Compute `mlp.hook_expert_result`, each chosen expert's own update."""
     first_step: int
     """The pass starts before this step; 0 with tokens as input is the whole network."""
     stop_step: int
@@ -74,8 +76,7 @@ class Request:
         return chosen
 
     def _way_out(self, name: str) -> str:
-        suffix = name.split(".", 2)[-1]
-        computed = SITES[suffix].computed if suffix in SITES else "always"
+        computed = site_of(name).computed
         if computed == "eager" and self.attention != "eager":
             return "pass attention='eager'"
         if computed in ("head_results", "expert_results") and not getattr(self, computed):

@@ -56,10 +56,8 @@ class Inputs:
         if self.held + length > config.context:
             raise UserError(f"a row must be at most the context of {config.context} tokens; got {self.held + length}")
         if request.from_tokens:
-            lowest, highest = (int(bound) for bound in self.values.aminmax())
-            if lowest < 0 or highest >= config.vocab_size:
-                worst = lowest if lowest < 0 else highest
-                raise UserError(f"token ids must be from 0 to {config.vocab_size - 1}; got {worst}")
+            known_BT = (self.values >= 0) & (self.values < config.vocab_size)
+            _require_all(known_BT, self.values, f"token ids must be from 0 to {config.vocab_size - 1}")
         self._check_masks(batch, length)
         self._check_cache(batch, request)
 
@@ -69,8 +67,9 @@ class Inputs:
             raise UserError(f"segment_start_BT must have the shape {(batch, length)}; got {tuple(start_BT.shape)}")
         if start_BT is not None and (self.kv_cache is not None or mask_BS is not None):
             raise UserError("segment_start_BT must come without kv_cache and attention_mask_BT; got both")
-        if start_BT is not None and bool(((start_BT < 0) | (start_BT > torch.arange(length).to(start_BT))).any()):
-            raise UserError("segment_start_BT must lie from 0 to each token's own position; got one outside")
+        if start_BT is not None:
+            behind_BT = (start_BT >= 0) & (start_BT <= torch.arange(length, device=start_BT.device))
+            _require_all(behind_BT, start_BT, "segment_start_BT must lie from 0 to each token's own position")
         if mask_BS is not None and mask_BS.shape != (batch, self.held + length):
             raise UserError(
                 f"attention_mask_BT must have shape {(batch, self.held + length)}; got {tuple(mask_BS.shape)}"
@@ -107,12 +106,10 @@ class Inputs:
             allowed_BTS = causal_1TS
         cos_BTC, sin_BTC = rotary(config, positions_BT)
         return Pass(
+            request=request,
             allowed_BTS=allowed_BTS,
             cos_BTC=cos_BTC,
             sin_BTC=sin_BTC,
-            eager_attention=request.attention == "eager",
-            head_results=request.head_results,
-            expert_results=request.expert_results,
             kv_cache=self.kv_cache,
         )
 
@@ -125,6 +122,15 @@ def rotary(config: ModelConfig, positions_BT: Tensor) -> tuple[Tensor | None, Te
     angles_BTC = positions_BT[..., None].float() * config.rope_base ** (-halves_C / config.head_width)
     angles_BTC = torch.cat((angles_BTC, angles_BTC), -1)
     return angles_BTC.cos(), angles_BTC.sin()
+
+
+def _require_all(holds_BT: Tensor, x_BT: Tensor, rule: str) -> None:
+    """`UserError` with the first value that breaks the rule. On a GPU the rule is asserted where the value lies, since
+    to look at it is to wait for everything that the GPU still has to do."""
+    if x_BT.is_cuda:
+        torch._assert_async(holds_BT.all(), rule)
+    elif not bool(holds_BT.all()):
+        raise UserError(f"{rule}; got {x_BT[~holds_BT][0].item()}")
 
 
 def _kind(values: Tensor) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from model.experts import ExpertWeights, experts, experts_traced, sum_slots
+from model.hook_names import Request
 from model.kv_cache import KVCache
 from model.routing import Routing, gather_weights, route
 from smelt_interp.config import ModelConfig
@@ -22,19 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """What one forward pass computes, the same for all its steps."""
+    """What one forward pass computes, and from what: the same for all its steps."""
 
+    request: Request
     allowed_BTS: Tensor | None
     """True where a query may look; None is plain causal attention over whole rows."""
     cos_BTC: Tensor | None
     """RoPE cosines by position; None is a network without rotary embedding."""
     sin_BTC: Tensor | None
-    eager_attention: bool
-    """True computes scores and patterns and offers their hooks; False uses fused attention."""
-    head_results: bool
-    """Compute `attn.hook_result`, each head's own update."""
-    expert_results: bool
-    """Compute `mlp.hook_expert_result`, each chosen expert's own update."""
     kv_cache: KVCache | None
 
 
@@ -79,9 +75,12 @@ class Attention(nn.Module):
         if run.kv_cache is not None:
             k_BSGC, v_BSGC = run.kv_cache.append(hooks.step_index, rotated_k_BTGC, v_BTGC)
 
-        attend = self._eager if run.eager_attention else self._fused
-        z_BTQC = hooks.hook_z(attend(rotated_q_BTQC, k_BSGC, v_BSGC, hooks, run))
-        if run.head_results:
+        if run.request.attention == "eager":
+            z_BTQC = self._eager(rotated_q_BTQC, k_BSGC, v_BSGC, run.allowed_BTS, hooks)
+        else:
+            z_BTQC = fused_attention(rotated_q_BTQC, k_BSGC, v_BSGC, run.allowed_BTS)
+        z_BTQC = hooks.hook_z(z_BTQC)
+        if run.request.head_results:
             result_BTQD: Tensor = hooks.hook_result(
                 torch.einsum("btqc,qcd->btqd", z_BTQC, self.output_weight() * scale)
             )
@@ -93,25 +92,18 @@ class Attention(nn.Module):
         """The output matrix by head, (Q, C, D), without the loop factor."""
         return self.o_proj.weight.T.reshape(self.num_heads, self.head_width, -1)
 
-    def _eager(self, q_BTQC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, hooks: "AttentionHooks", run: Pass) -> Tensor:
+    def _eager(
+        self, q_BTQC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, allowed_BTS: Tensor | None, hooks: "AttentionHooks"
+    ) -> Tensor:
         batch, length, _, _ = q_BTQC.shape
         grouped_BTGRC = q_BTQC.unflatten(2, (self.num_kv_heads, -1))
         scores_BQTS = torch.einsum("btgrc,bsgc->bgrts", grouped_BTGRC, k_BSGC).flatten(1, 2) * self.head_width**-0.5
-        allowed_BTS = run.allowed_BTS
         if allowed_BTS is None:
             allowed_BTS = torch.ones(length, k_BSGC.shape[1], dtype=torch.bool, device=q_BTQC.device).tril()[None]
         scores_BQTS = hooks.hook_attn_scores(scores_BQTS.masked_fill(~allowed_BTS[:, None], float("-inf")))
         pattern_BQTS = hooks.hook_pattern(scores_BQTS.float().softmax(-1).to(v_BSGC.dtype))
         grouped_BGRTS = pattern_BQTS.unflatten(1, (self.num_kv_heads, -1))
         return torch.einsum("bgrts,bsgc->btgrc", grouped_BGRTS, v_BSGC).reshape(batch, length, self.num_heads, -1)
-
-    def _fused(self, q_BTQC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, hooks: "AttentionHooks", run: Pass) -> Tensor:
-        mask_B1TS = None if run.allowed_BTS is None else run.allowed_BTS[:, None]
-        z_BQTC = functional.scaled_dot_product_attention(
-            q_BTQC.transpose(1, 2), k_BSGC.transpose(1, 2), v_BSGC.transpose(1, 2),
-            attn_mask=mask_B1TS, is_causal=mask_B1TS is None, enable_gqa=True,
-        )  # fmt: skip
-        return z_BQTC.transpose(1, 2)
 
 
 class MixtureOfExperts(nn.Module):
@@ -136,7 +128,7 @@ class MixtureOfExperts(nn.Module):
         weights_BTK = hooks.hook_expert_weights(weights_BTK)
         routed = (x_BTD.flatten(0, 1), indices_BTK.flatten(0, 1), weights_BTK.flatten(0, 1))
         weights, shape_BT = ExpertWeights(self.w_in, self.w_out), x_BTD.shape[:2]
-        if run.expert_results:
+        if run.request.expert_results:
             slot_NKD = experts_traced(*routed, weights, gated=config.gated_experts).slot_NKD
             result_BTKD = hooks.hook_expert_result(slot_NKD.unflatten(0, shape_BT) * scale)
             out_BTD = sum_slots(result_BTKD.flatten(0, 1)).unflatten(0, shape_BT)
@@ -172,6 +164,16 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, hooks: "NormHooks | None") -> 
         return (x_float / scale).to(x.dtype) * gain
     normalised: Tensor = hooks.hook_normalized((x_float / hooks.hook_scale(scale)).to(x.dtype))
     return normalised * gain
+
+
+def fused_attention(q_BTQC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, allowed_BTS: Tensor | None) -> Tensor:
+    """Attention without scores or patterns to look at: (B, T, Q, C)."""
+    mask_B1TS = None if allowed_BTS is None else allowed_BTS[:, None]
+    z_BQTC = functional.scaled_dot_product_attention(
+        q_BTQC.transpose(1, 2), k_BSGC.transpose(1, 2), v_BSGC.transpose(1, 2),
+        attn_mask=mask_B1TS, is_causal=mask_B1TS is None, enable_gqa=True,
+    )  # fmt: skip
+    return z_BQTC.transpose(1, 2)
 
 
 def rotate(x_BTHC: Tensor, cos_BTC: Tensor | None, sin_BTC: Tensor | None) -> Tensor:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformer_lens import HookedRootModule
 from transformer_lens.config import TransformerLensConfig
+from transformer_lens.hook_points import HookPoint
 
-from model.activation_cache import VisitCache, caching_hooks, check_step
+from model.activation_cache import VisitCache, caching_hooks
 from model.checkpoint import checkpoint_folder, read_config, read_weights, write_checkpoint
 from model.hook_names import AttentionPath, Hook, NamePredicate, NamesFilter, Request
 from model.inputs import Inputs, PassOptions
@@ -22,11 +23,11 @@ from model.lens_config import lens_config
 from model.lock import Lock
 from model.readout import FinalNorm, TiedUnembedding
 from model.routing import Routing, balance_loss
-from model.step import Block, HookPoint, LayerRef
+from model.step import Block, LayerRef
 from model.text import to_single_token, to_str_tokens, to_string, to_tokens
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
-from smelt_interp.plan import Plan, plan, step_scale
+from smelt_interp.plan import Plan, plan, step_index, step_scale
 
 
 class Loss(NamedTuple):
@@ -71,7 +72,7 @@ class LoopedMoE(HookedRootModule):
 
     def step(self, layer: int, visit: int) -> int:
         """The step index of a visit. Raises `UserError` when the layer has no such visit."""
-        return check_step(self.plan, layer, visit)
+        return step_index(self.plan, layer, visit)
 
     # Running
 
@@ -129,26 +130,20 @@ class LoopedMoE(HookedRootModule):
         tokens_BT: Tensor,
         *,
         segment_start_BT: Tensor | None = None,
-        counts_BT: Tensor | None = None,
         attention: AttentionPath = "fast",
     ) -> Loss:
-        """Losses of predicting each next token. `counts_BT` is True where a token counts as a target.
+        """Losses of predicting each next token; the first token of a row or of a document is never a target.
 
-        The first token of a row or of a document is never a target.
+        Under `fully_shard` it is a forward method of its own: `register_fsdp_forward_method(network, "loss")`.
         """
+        inputs = Inputs(values=tokens_BT, segment_start_BT=segment_start_BT)
         with self.lock:
-            request = self._request(attention=attention)
-            inputs = Inputs(values=tokens_BT, segment_start_BT=segment_start_BT)
-            logits_BTW, routings = self._checked_run(inputs, request)
+            logits_BTW, routings = self._checked_run(inputs, self._request(attention=attention))
         if tokens_BT.shape[1] < 2:
             raise UserError("a loss must have rows of at least 2 tokens, one to predict; got 1")
         target_BT = tokens_BT[:, 1:].long()
-        counted_BT = torch.ones_like(target_BT, dtype=torch.bool)
         if segment_start_BT is not None:
-            counted_BT &= segment_start_BT[:, 1:] == segment_start_BT[:, :-1]
-        if counts_BT is not None:
-            counted_BT &= counts_BT[:, 1:]
-        target_BT = target_BT.masked_fill(~counted_BT, -100)
+            target_BT = target_BT.masked_fill(segment_start_BT[:, 1:] != segment_start_BT[:, :-1], -100)
         next_token = functional.cross_entropy(logits_BTW[:, :-1].flatten(0, 1).float(), target_BT.flatten())
         balance = [balance_loss(routing.scores_NE, routing.expert_indices_NK) for routing in routings]
         return Loss(next_token, torch.stack(balance).mean())
@@ -235,14 +230,17 @@ class LoopedMoE(HookedRootModule):
         """Call the model and keep what its hook points saw, each entry a copy, after `fwd_hooks` have edited it.
 
         names_filter: hook names, or a predicate on them; None keeps every name that the pass computes.
+        device: where the copies go; None leaves each where it was computed.
         incl_bwd: also call backward on `metric(output)` and keep gradients under `NAME_grad`. Without a `metric` it is
             the mean next-token cross-entropy of the tokens. Integer sites have no gradient.
         options: those of `forward`. Raises `UserError` for a name that does not exist or does not fire.
         """
-        request = self._request_of(options)
+        request = self._request(**options)
         names = request.select(names_filter, self.hook_dict)
         if remove_batch_dim and len(inputs) != 1:
             raise UserError(f"remove_batch_dim must come with a batch of one row; got {len(inputs)}")
+        if metric is not None and not incl_bwd:
+            raise UserError("a metric must come with incl_bwd=True; got incl_bwd=False")
         if incl_bwd and metric is None:
             if not (request.from_tokens and request.to_logits):
                 raise UserError("incl_bwd must come with a metric when start_at or stop_at is given; got none")
@@ -253,7 +251,7 @@ class LoopedMoE(HookedRootModule):
         )
         with self.hooks([*fwd_hooks, *fwd_caching], [*bwd_hooks, *bwd_caching]):
             out = self(inputs, **options)
-            if metric is not None and incl_bwd:
+            if metric is not None:
                 if not out.requires_grad:
                     raise UserError("incl_bwd must run with gradients on; got an output that has none")
                 metric(out).backward()
@@ -322,36 +320,21 @@ class LoopedMoE(HookedRootModule):
         """The names that a filter keeps of all there are."""
         return self._request(head_results=True, expert_results=True).select(names, self.hook_dict)
 
-    def _request(
-        self,
-        *,
-        attention: AttentionPath = "eager",
-        head_results: bool = False,
-        expert_results: bool = False,
-        start_at: tuple[int, int] | None = None,
-        stop_at: tuple[int, int] | None = None,
-    ) -> Request:
+    def _request(self, **options: Unpack[PassOptions]) -> Request:
+        """What a pass with these options computes."""
+        start_at, stop_at = options.get("start_at"), options.get("stop_at")
         first = 0 if start_at is None else self.step(*start_at)
         stop = len(self.plan) if stop_at is None else self.step(*stop_at)
         if first > stop:
             raise UserError(f"start_at must not lie after stop_at; got {start_at} and {stop_at}")
         return Request(
-            attention=attention,
-            head_results=head_results,
-            expert_results=expert_results,
+            attention=options.get("attention", "eager"),
+            head_results=options.get("head_results", False),
+            expert_results=options.get("expert_results", False),
             first_step=first,
             stop_step=stop,
             from_tokens=start_at is None,
             to_logits=stop_at is None,
-        )
-
-    def _request_of(self, options: PassOptions) -> Request:
-        return self._request(
-            attention=options.get("attention", "eager"),
-            head_results=options.get("head_results", False),
-            expert_results=options.get("expert_results", False),
-            start_at=options.get("start_at"),
-            stop_at=options.get("stop_at"),
         )
 
     # What transformer-lens's tools read
@@ -386,7 +369,11 @@ class LoopedMoE(HookedRootModule):
             tokens = to_single_token(tokens)
         return self.unembed.weight[torch.as_tensor(tokens, device=self.unembed.weight.device)] * self.ln_final.weight
 
-    to_tokens = staticmethod(to_tokens)
+    def to_tokens(self, text: str | Sequence[str], prepend_bos: bool = True) -> Tensor:
+        """Tokens (B, T) of one text or of several of the same length, where the weights are. Raises as
+        `model.text.to_tokens` does."""
+        return to_tokens(text, prepend_bos).to(self.unembed.weight.device)
+
     to_single_token = staticmethod(to_single_token)
     to_string = staticmethod(to_string)
     to_str_tokens = staticmethod(to_str_tokens)

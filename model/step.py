@@ -1,12 +1,10 @@
 """The step: one execution of a layer, with hook points of its own and no weights."""
 
 from torch import Tensor, nn
-from transformer_lens import hook_points
+from transformer_lens.hook_points import HookPoint
 
 from model.layer import Layer, Pass
 from model.routing import Routing
-
-HookPoint = hook_points.HookPoint
 
 
 class NormHooks(nn.Module):
@@ -66,6 +64,7 @@ class LayerRef:
 
     @property
     def layer(self) -> Layer:
+        """The layer at the position now."""
         layer: Layer = self.layers[self.index]  # type: ignore[assignment]
         return layer
 
@@ -78,7 +77,6 @@ class Block(nn.Module):
 
     def __init__(self, step_index: int, layers: LayerRef, scale: float) -> None:
         super().__init__()
-        self.step_index = step_index
         self.scale = scale
         self._layers = layers
         self.hook_resid_pre = HookPoint()

@@ -8,6 +8,7 @@ list, W vocabulary. `x_BTD` is a tensor of axes batch, position, width.
 from typing import NamedTuple
 
 from smelt_interp.config import ModelConfig
+from smelt_interp.errors import UserError
 
 
 class Step(NamedTuple):
@@ -32,6 +33,15 @@ def plan(config: ModelConfig) -> Plan:
 def step_scale(config: ModelConfig, step: Step) -> float:
     """The factor on this step's residual updates: `loop_scale` inside the looped span, 1 outside."""
     return config.loop_scale if config.loop_start <= step.layer < config.loop_stop else 1.0
+
+
+def step_index(steps: Plan, layer: object, visit: object) -> int:
+    """The position of a visit in the plan. Raises `UserError`, with the visits that the layer has, for any other."""
+    if (layer, visit) in steps:
+        return steps.index((layer, visit))
+    visits = [step.visit for step in steps if step.layer == layer]
+    has = f"layer {layer} has visits {visits}" if visits else f"layers are 0 to {max(step.layer for step in steps)}"
+    raise UserError(f"a (layer, visit) must be in the plan; got ({layer}, {visit}); {has}")
 
 
 def visits_of(steps: Plan, layer: int) -> tuple[int, ...]:

@@ -61,6 +61,11 @@ def hook_name(step: int, suffix: str) -> str:
     return f"blocks.{step}.{check_suffix(suffix)}"
 
 
+def site_of(name: str) -> Site:
+    """The site that a full hook name stands for; the name must be one of a network's."""
+    return TOP_LEVEL_SITES[name] if name in TOP_LEVEL_SITES else SITES[name.split(".", 2)[2]]
+
+
 def check_suffix(suffix: str) -> str:
     """The suffix itself, or `UserError` with the nearest valid ones."""
     if suffix not in SITES:

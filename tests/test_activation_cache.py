@@ -1,16 +1,13 @@
 """The cache by visit: its keys, its copies, and its gradients."""
 
-from dataclasses import replace
-
 import pytest
 import torch
-from networks import TINY, random_tokens, tiny_network
+from networks import random_tokens, tiny_network
 from torch import Tensor
 
-from model.activation_cache import VisitCache, check_step
+from model.activation_cache import VisitCache
 from model.network import next_token_loss
 from smelt_interp.errors import UserError
-from smelt_interp.plan import plan
 from smelt_interp.sites import SITES, hook_name
 
 NETWORK = tiny_network()
@@ -73,12 +70,6 @@ def test_a_name_that_was_not_kept_raises():
     assert list(few) == ["hook_embed", "blocks.1.hook_resid_pre"]
     with pytest.raises(UserError, match=r"got 'blocks\.2\.hook_resid_pre'; nearest: blocks\.1\.hook_resid_pre"):
         few["hook_resid_pre", 2]
-
-
-def test_check_step_agrees_with_the_plan():
-    for config in (TINY, replace(TINY, num_visits=4)):
-        steps = plan(config)
-        assert [check_step(steps, *step) for step in steps] == list(range(len(steps)))
 
 
 @torch.no_grad()
@@ -167,6 +158,8 @@ def test_the_metric_is_the_next_token_loss_unless_given():
 
 def test_gradients_need_a_metric_and_a_graph():
     network = tiny_network()
+    with pytest.raises(UserError, match="a metric must come with incl_bwd=True; got incl_bwd=False"):
+        network.run_with_cache(TOKENS_BT, metric=lambda logits: logits.sum())
     with pytest.raises(UserError, match="incl_bwd must come with a metric when start_at or stop_at is given"):
         network.run_with_cache(TOKENS_BT, incl_bwd=True, stop_at=(3, 0))
     with torch.no_grad(), pytest.raises(UserError, match="incl_bwd must run with gradients on"):

@@ -1,16 +1,18 @@
 """The network against transformers, against a plain loop, and against itself computed other ways."""
 
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from agreement import agreements
 from networks import TINY, TINY_BASELINE, VARIANTS, plain_logits, random_tokens, tiny_network
 from planted import text_samples
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from model.inputs import Inputs
 from model.kv_cache import KVCache
 from model.network import LoopedMoE
 from smelt_interp.config import ModelConfig
@@ -224,15 +226,12 @@ def test_a_token_sees_nothing_after_it():
         assert not torch.allclose(before[:, 8:], after[:, 8:])
 
 
-def test_the_loss_is_the_mean_over_the_targets_that_count():
+def test_the_loss_is_the_mean_over_all_tokens_but_the_first():
     network, tokens_BT = tiny_network(), random_tokens()
     with torch.no_grad():
         logprobs_BTW = network(tokens_BT, attention="fast").log_softmax(-1)
     loss_BT = -logprobs_BTW[:, :-1].gather(-1, tokens_BT[:, 1:, None])[..., 0]
     torch.testing.assert_close(network.loss(tokens_BT).next_token, loss_BT.mean())
-    counts_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
-    counts_BT[0, [0, 3]] = True  # a first token is never a target
-    torch.testing.assert_close(network.loss(tokens_BT, counts_BT=counts_BT).next_token, loss_BT[0, 2])
 
 
 def test_the_loss_of_packed_documents_counts_no_target_across_their_border():
@@ -272,6 +271,20 @@ def test_seeds_give_their_own_weights_and_the_meta_device_none():
     assert not torch.equal(first.layers[2].mlp.w_in, other.layers[2].mlp.w_in)
     with torch.device("meta"):
         assert all(weight.is_meta for weight in LoopedMoE(TINY).parameters())
+
+
+# Many devices
+
+
+def test_checks_on_a_gpu_wait_for_nothing():
+    """Fake tensors have no values: whatever looks at one raises."""
+    request = tiny_network()._request()
+    with FakeTensorMode():
+        for device, waits in (("cuda", nullcontext()), ("cpu", pytest.raises(DataDependentOutputException))):
+            tokens_BT = torch.zeros(2, 5, dtype=torch.long, device=device)
+            inputs = Inputs(values=tokens_BT, segment_start_BT=tokens_BT)
+            with waits:
+                inputs.check(TINY, request)
 
 
 # Bad input
@@ -328,4 +341,4 @@ def test_the_plan_is_the_networks():
     assert tiny_network().plan == plan(TINY)
     assert tiny_network().step(2, 1) == 4
     assert hook_name(4, INDICES) in tiny_network().hook_dict
-    assert np.array_equal([block.step_index for block in tiny_network().blocks], range(6))
+    assert [block.attn.step_index for block in tiny_network().blocks] == list(range(6))

@@ -3,12 +3,14 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from networks import TINY, TINY_BASELINE, VARIANTS
 
 from smelt_interp.config import ModelConfig
-from smelt_interp.plan import Step, label, plan, revisited_layers, step_scale, visits_of
+from smelt_interp.errors import UserError
+from smelt_interp.plan import Step, label, plan, revisited_layers, step_index, step_scale, visits_of
 
 
 def test_the_paper_s_order():
@@ -26,6 +28,18 @@ def test_visits_and_their_scale():
     assert revisited_layers(steps) == (1, 2)
     assert revisited_layers(plan(TINY_BASELINE)) == ()
     assert [step_scale(TINY, step) for step in steps] == [1, 0.5, 0.5, 0.5, 0.5, 1]
+
+
+@pytest.mark.parametrize(
+    ("visit", "message"),
+    [
+        ((2, 2), r"a \(layer, visit\) must be in the plan; got \(2, 2\); layer 2 has visits \[0, 1\]"),
+        ((9, 0), r"got \(9, 0\); layers are 0 to 3"),
+    ],
+)
+def test_a_visit_outside_the_plan_is_named(visit, message):
+    with pytest.raises(UserError, match=message):
+        step_index(plan(TINY), *visit)
 
 
 def test_a_person_counts_from_1():
@@ -48,6 +62,7 @@ def configs(draw: st.DrawFn) -> ModelConfig:
 @given(configs())
 def test_any_plan_runs_every_layer_in_turn(config):
     steps = plan(config)
+    assert [step_index(steps, *step) for step in steps] == list(range(len(steps)))
     looped = config.loop_stop - config.loop_start
     assert len(steps) == config.num_layers + looped * (config.num_visits - 1)
     assert len(set(steps)) == len(steps)

@@ -3,7 +3,7 @@
 import pytest
 
 from smelt_interp.errors import UserError
-from smelt_interp.sites import SITES, TOP_LEVEL_SITES, check_suffix, hook_name, nearest
+from smelt_interp.sites import SITES, TOP_LEVEL_SITES, check_suffix, hook_name, nearest, site_of
 
 
 def test_a_name_is_transformer_lens_own():
@@ -11,6 +11,11 @@ def test_a_name_is_transformer_lens_own():
     assert len(SITES) == 22
     assert list(TOP_LEVEL_SITES) == ["hook_embed", "ln_final.hook_scale", "ln_final.hook_normalized"]
     assert [suffix for suffix, site in SITES.items() if site.integer] == ["mlp.hook_expert_indices"]
+
+
+def test_a_name_leads_to_its_site():
+    assert all(site_of(hook_name(12, suffix)) is site for suffix, site in SITES.items())
+    assert all(site_of(name) is site for name, site in TOP_LEVEL_SITES.items())
 
 
 def test_axes_are_letters_of_the_legend_batch_first():

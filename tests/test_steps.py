@@ -4,6 +4,7 @@ import io
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from networks import TINY, VARIANTS, random_tokens, tiny_network
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from model.layer import Layer
 from model.network import LoopedMoE
@@ -36,7 +38,7 @@ def test_a_replaced_layer_is_used_at_every_visit():
 
 def test_a_replaced_layer_leaves_nothing_behind():
     """Neither saved nor pickled with the network."""
-    network, weights = tiny_network(), 0
+    network = tiny_network()
     for layer in range(4):
         network.layers[layer] = Layer(TINY)
     weights = sum(weight.numel() * 4 for weight in network.parameters())
@@ -110,6 +112,21 @@ def test_a_compiled_network_refuses_hooks_and_bad_tokens():
         compiled(random_tokens())
     with pytest.raises(UserError, match="token ids must be from 0 to 258; got 300"):
         compiled(torch.tensor([[300]]))
+
+
+def test_layers_that_are_computed_again_in_the_backward_pass_give_the_same_gradients():
+    """Activation checkpointing wraps each layer; every visit is recomputed, to the bit."""
+    network, recomputed, tokens_BT = tiny_network(), tiny_network(), random_tokens()
+    runs = Counter()
+    for index, layer in enumerate(recomputed.layers):
+        layer.register_forward_pre_hook(lambda *_, index=index: runs.update([index]))
+        recomputed.layers[index] = checkpoint_wrapper(layer)
+    for each in (network, recomputed):
+        loss = each.loss(tokens_BT)
+        (loss.next_token + loss.balance).backward()
+    assert runs == {0: 2, 1: 4, 2: 4, 3: 2}
+    for weight, again in zip(network.parameters(), recomputed.parameters(), strict=True):
+        assert torch.equal(weight.grad, again.grad)
 
 
 def test_two_ranks_of_shards_equal_one_network():
