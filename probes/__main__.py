@@ -3,14 +3,14 @@
     python -m probes --ckpt checkpoints/demo-smelt --against checkpoints/demo-baseline
 
 Each network is recorded once on each data set; a capture that is there already is used as it is, and an interrupted
-one goes on.
+one goes on. At the end the figures that the paper reports stand beside what was measured.
 """
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from probes import catalog, command
+from probes import catalog, command, report, reproduction
 from smelt_interp.command_line import parse
 from smelt_interp.datasets import DataOptions
 from smelt_interp.errors import run_command
@@ -73,14 +73,16 @@ def record_all(options: Options, data: DataSet) -> list[Path]:
 
 
 def main() -> None:
-    """Record, then run each probe's own command on the captures."""
+    """Record, then run each probe's own command on the captures, and set the paper's figures beside the answers."""
     options = parse(Options, prog="python -m probes", description=__doc__ or "")
     from cache.record import DEFAULT_SITES  # after the options are read: torch takes seconds to import
 
+    results: dict[tuple[str, str], command.Measured] = {}
     for data in data_sets(options, DEFAULT_SITES):
         first, *others = (str(path) for path in record_all(options, data))
         for name in data.probes:
-            command.run(name, ["--capture", first, "--against", *others])
+            (results[data.name, name],) = command.run(name, ["--capture", first, "--against", *others])
+    report.print_tables([reproduction.table(results)], [])
 
 
 if __name__ == "__main__":

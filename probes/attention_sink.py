@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 TITLE = "Attention sink"
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkResult:
     """The masses of one network on one data set."""
@@ -93,7 +94,7 @@ MASSES = tuple(f"{part} mass" for part in PARTS)
 QUANTITIES = (*MASSES, "null mass", "entropy (nats)", "value-weighted start mass")
 WEIGHTED_UNIFORM = len(QUANTITIES)
 """Where the sums hold what uniform attention would give for the last quantity."""
-NORMS = (*(f"{name} norm, start / other" for name in SITE_NORMS), "massive channels", "largest channel / median")
+NORMS = (*(f"{name} norm, start/other" for name in SITE_NORMS), "massive channels", "largest channel/median")
 
 
 class _Scope(NamedTuple):

@@ -10,7 +10,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, make_dataclass
-from functools import partial
 from html import escape
 from importlib.metadata import version
 from pathlib import Path
@@ -72,7 +71,11 @@ def main(name: str, data_type: type = Data) -> None:
 
     `data_type` is a frozen dataclass of options that is a `DataChoice`.
     """
-    run_command(partial(run, name, sys.argv[1:], data_type))
+
+    def command() -> None:
+        run(name, sys.argv[1:], data_type)
+
+    run_command(command)
 
 
 def parse(name: str, probe: Probe, data_type: type, argv: Sequence[str]) -> Arguments:
@@ -111,8 +114,8 @@ def measure_all(probe: Probe, arguments: Arguments) -> tuple[Measured, ...]:
     )
 
 
-def run(name: str, argv: Sequence[str], data_type: type = Data) -> None:
-    """The command of a probe, raising what `main` turns into an exit code."""
+def run(name: str, argv: Sequence[str], data_type: type = Data) -> tuple[Measured, ...]:
+    """The command of a probe, raising what `main` turns into an exit code; what it measured, one a data set."""
     probe = catalog.load(name)
     arguments = parse(name, probe, data_type, argv)
     if arguments.output.out is not None:
@@ -129,6 +132,7 @@ def run(name: str, argv: Sequence[str], data_type: type = Data) -> None:
         write_folder(arguments.output.out, name, probe, measured, text)
     if arguments.source.capture is not None:
         report.write_atomically(_beside_capture(arguments.source.capture, name, document, measured[0].networks), text)
+    return measured
 
 
 def tables(probe: Probe, measured: Sequence[Measured], level: Level) -> "list[Table]":
@@ -137,7 +141,7 @@ def tables(probe: Probe, measured: Sequence[Measured], level: Level) -> "list[Ta
         report.table(
             each.rows(),
             f"{probe.TITLE}: {each.networks[0].name} on {each.data.name} ({len(each.data)} samples)",
-            [network.name for network in each.networks[1:]],
+            report.short_names(each.networks[0].name, [network.name for network in each.networks[1:]]),
             level,
         )
         for each in measured

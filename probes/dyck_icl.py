@@ -6,7 +6,7 @@ Each episode asks one query after k demonstrations. Scores are read from one for
                      exact match of greedy decoding: as long as each token is right, generating reads the same context
     teacher-forced   the same without the newline, which gives the answer's length away
     first closer     the first bracket alone
-    answer loss      nats a token, newline included, mean over episodes of each episode's mean
+    loss             nats a token of the answer, newline included, mean over episodes of each episode's mean
 
 Beside each score, what shortcuts without a stack reach on the same episodes (`smelt_interp.dyck_scores.SHORTCUTS`; all
 but the constant are given the answer's length and the pairing); beside the loss, that of a uniform guess.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = "Dyck in context"
-SCORES = ("exact match", "teacher-forced", "first closer", "answer loss (nats)")
+SCORES = ("exact match", "teacher-forced", "first closer", "loss (nats)")
 FULL, COMPACT = "full", "compact"
 ASKS_NOTHING = "not defined: no row asks a query; record --data dyck"
 _DYCK = DyckOptions()
@@ -100,7 +100,7 @@ class Point(NamedTuple):
     pairing: str
     shots: int
     queries: str
-    """`all`, `pair shown`, `pair not shown`, `answer length 2`, `depth 3`."""
+    """`all`, `pair shown`, `pair hidden`, `answer length 2`, `depth 3`."""
     level: Level
     scores: dict[str, Estimate]
     nulls: dict[str, dict[str, float]]
@@ -192,7 +192,7 @@ def _splits(by_sample: Mapping[str, NDArray[np.generic]]) -> list[tuple[str, Lev
     splits: list[tuple[str, Level, NDArray[np.bool_]]] = [
         ("all", "headline", np.ones_like(shown_N)),
         ("pair shown", "headline", shown_N),
-        ("pair not shown", "headline", ~shown_N),
+        ("pair hidden", "headline", ~shown_N),
     ]
     for name, words in (("answer_length", "answer length"), ("depth", "depth")):
         splits += [(f"{words} {value}", "split", by_sample[name] == value) for value in np.unique(by_sample[name])]

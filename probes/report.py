@@ -5,7 +5,7 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich import box
@@ -13,21 +13,24 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from probes.contract import NULL_PREFIX, Cell, Level, Row
+from probes.contract import NULL_PREFIX, RANK, Cell, Level, Row, rank
 from smelt_interp.errors import UserError
 
-RANK: dict[Level, int] = {"headline": 0, "layer": 1, "split": 1, "head": 2}
-"""A table of one level shows the rows of every level up to its rank."""
 OTHER_PREFIX = "in_"
 """Before the name of another network, in the columns that hold what that network has for the same row."""
 NEEDS_TWO_VISITS = "needs two visits"
+"""What stands there for a network without a second visit."""
 _NOT_KEYS = {"level", "value", "low", "high", "n", "note"}
 
 
-LONGEST_NOTE = 15
+LONGEST_NOTE = 10
 """Characters of a note that stands in its row of a table; a longer one stands below, under a number."""
 NEARLY_NOTHING = 1e-6
 """Below this a table says ~0."""
+LARGE = 1000
+"""From here to its square a table writes whole numbers."""
+FULL_WIDTH = 400
+"""Characters of a line that no table reaches."""
 
 # Side by side
 
@@ -75,68 +78,106 @@ def beside(rows: Sequence[Row], other: Sequence[Row], name: str, *, once: bool) 
 # Rendering
 
 
-def table(rows: Sequence[Row], title: str, others: Sequence[str], level: Level) -> Table:
+def short_names(first: str, others: Sequence[str]) -> dict[str, str]:
+    """What a table calls the networks beside `first`: their names without the words that all names end with (the data
+    set's), and without the name of `first` before a variant of it; in full where that would make two alike.
+
+    "demo-smelt-dyck" beside "demo-baseline-dyck" and "demo-smelt-untrained-dyck": demo-baseline and untrained.
+    """
+    words = [name.split("-") for name in (first, *others)]
+    most = min(map(len, words)) - 1
+    shared = next(n for n in range(most, -1, -1) if len({tuple(each[len(each) - n :]) for each in words}) == 1)
+    own, *rest = ("-".join(each[: len(each) - shared]) for each in words)
+    short = [name.removeprefix(f"{own}-") for name in rest]
+    return dict(zip(others, short if len({own, *short}) == len(words) else others, strict=True))
+
+
+def table(rows: Sequence[Row], title: str, others: Mapping[str, str], level: Level) -> Table:
     """A terminal table of the rows up to `level`: value with its interval, nulls, other networks (their intervals are
-    in CSV and JSON), n, notes. What is the same in every row stands in the title, long words below the table."""
-    shown = [row for row in rows if RANK[_level(row)] <= RANK[level]]
+    in CSV and JSON), n, notes. What is the same in every row stands in the title, long words below the table.
+
+    `others`: the name of each other network, and what its column is called.
+    """
+    shown = [row for row in rows if rank(row) <= RANK[level]]
     places = (*keys_of(shown), "n")
     values = {name: {row.get(name) for row in shown} - {None} for name in places}
-    varying = [name for name in places if len(values[name]) > 1]
-    varying += [name for name in places[:-1] if len(values[name]) == 1 and any(row.get(name) is None for row in shown)]
-    varying.sort(key=places.index)
+    varying = [
+        name
+        for name in places
+        if len(values[name]) > 1 or (values[name] and name != "n" and any(row.get(name) is None for row in shown))
+    ]
     facts = ", ".join(
         f"{name} {_text(next(iter(values[name])))}" for name in places if values[name] and name not in varying
     )
-    names = {OTHER_PREFIX + name: name for name in others}
+    below, compared = _beside_columns(shown, others)
     nulls = {name: f"null: {name.removeprefix(NULL_PREFIX).replace('_', ' ')}" for name in nulls_of(shown)}
-    long = [
-        str(row.get(name)) for row in shown for name in ("note", *names) if len(_text(row.get(name))) > LONGEST_NOTE
-    ]
+    long = [str(row["note"]) for row in shown if len(_text(row["note"])) > LONGEST_NOTE]
     marks = {words: f"({number})" for number, words in enumerate(dict.fromkeys(long), start=1)}
     drawn = Table(
         title=escape(f"{title}; {facts}" if facts else title),
-        caption=escape("\n".join(f"{mark} {words}" for words, mark in marks.items())),
+        caption=escape("\n".join([*(f"{mark} {words}" for words, mark in marks.items()), *below])),
         title_justify="left",
         caption_justify="left",
         title_style="bold",
         caption_style="",
         box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        padding=0,
         show_edge=False,
     )
     for name in varying:
         drawn.add_column(name, justify="right" if name == "n" else "left", no_wrap=name == "quantity")
     drawn.add_column("value [95%]", justify="right", no_wrap=True)
-    for name in (*nulls.values(), *names.values()):
-        drawn.add_column(name, justify="right", overflow="fold", min_width=max(map(len, name.split(" "))))
-    drawn.add_column("")
+    for name, header in {**nulls, **compared}.items():
+        words = [*header.split(), *(_text(row.get(name)) for row in shown)]  # a long header folds, a number never
+        drawn.add_column(header, justify="right", width=max(map(len, words)))
+    noted = ("note",) if any(row["note"] for row in shown) else ()
+    for _ in noted:
+        drawn.add_column("")
     for row in shown:
         interval = "" if row["low"] is None else f" [{_text(row['low'])}, {_text(row['high'])}]"
-        cells = [row.get(name) for name in (*varying, *nulls, *names, "note")]
+        cells = [row.get(name) for name in (*varying, *nulls, *compared, *noted)]
         written = [marks.get(str(cell), _text(cell)) for cell in cells]
         drawn.add_row(*written[: len(varying)], _text(row["value"]) + interval, *written[len(varying) :])
     return drawn
 
 
+def _beside_columns(rows: Sequence[Row], others: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Lines below the table about the other networks, and the columns of those that have a number for any row."""
+    shortened = [f"{header} is {name}" for name, header in others.items() if name != header]
+    lines = [", ".join(shortened)] if shortened else []
+    columns = {}
+    for name, header in others.items():
+        cells = [row.get(OTHER_PREFIX + name) for row in rows]
+        if any(isinstance(cell, float) for cell in cells):
+            columns[OTHER_PREFIX + name] = header.replace("-", "-\n")
+        if NEEDS_TWO_VISITS in cells:
+            lines.append(f"{header} visits each layer once: it has no number where visits are compared")
+    return lines, columns
+
+
 def print_tables(tables: Iterable[Table], lines: Iterable[str]) -> None:
     """Print tables, then lines, to the terminal; to a pipe at full width, so that nothing is cut."""
-    console = Console(highlight=False) if Console().is_terminal else Console(width=200)
+    console = Console(highlight=False) if Console().is_terminal else Console(width=FULL_WIDTH)
     for drawn in tables:
+        around = drawn.title, drawn.caption
+        drawn.title = drawn.caption = None  # rich would fold them to the width of the columns
+        console.print()
+        console.print(around[0], style="bold", soft_wrap=True)
         console.print(drawn)
+        if around[1]:
+            console.print(around[1], soft_wrap=True)
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _level(row: Row) -> Level:
-    return next(level for level in RANK if level == row["level"])
-
-
 def _text(cell: Cell) -> str:
-    if cell is None:
+    if cell is None or cell == NEEDS_TWO_VISITS:
         return "-"
-    if isinstance(cell, float):
-        return f"{cell:.3g}" if cell == 0 or abs(cell) >= NEARLY_NOTHING else "~0"
-    return str(cell)
+    if not isinstance(cell, float):
+        return str(cell)
+    if LARGE <= abs(cell) < LARGE**2:
+        return f"{cell:.0f}"
+    return f"{cell:.3g}" if cell == 0 or abs(cell) >= NEARLY_NOTHING else "~0"
 
 
 def csv_text(rows: Sequence[Row]) -> str:

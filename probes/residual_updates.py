@@ -15,9 +15,9 @@ The loop factor is on both visits, so it cancels between them; it does not cance
 
     update norm          root mean square norm over tokens of what a step adds, mean over the steps of a part; beside it
                          that of the layers that run once
-    undamped ...         the same with each looped update divided by the loop factor, to compare with prelude and coda
-    stream variance      mean over tokens of the variance over channels, after a step
-    undamped ...         the same of the stream that enters the first step plus every recorded update divided by its
+    undamped norm        the same with each looped update divided by the loop factor, to compare with prelude and coda
+    stream variance      mean over tokens of the variance over channels, after a step, or at the end of a part
+    undamped variance    the same of the stream that enters the first step plus every recorded update divided by its
                          loop factor. Not a run at scale 1: each update is what the network wrote while reading its own,
                          damped stream
 """
@@ -47,7 +47,8 @@ TITLE = "Residual updates"
 Update = Literal["attention", "experts", "layer", "visit"]
 OF_ONE_STEP: tuple[Update, ...] = ("attention", "experts", "layer")
 QUANTITIES = ("norm ratio, median", "norm ratio, RMS", "cosine")
-NORM, VARIANCE, UNDAMPED = "update norm", "stream variance", "undamped"
+NORM, VARIANCE = "update norm", "stream variance"
+UNDAMPED_NORM, UNDAMPED_VARIANCE = "undamped norm", "undamped variance"
 ATTENTION, EXPERTS, ENTERING = "hook_attn_out", "hook_mlp_out", "hook_resid_pre"
 
 
@@ -375,11 +376,11 @@ class _Reading:
         for kind, update in enumerate(OF_ONE_STEP):
             for title, norm_RS in (
                 (NORM, self.norm_RSU[..., kind]),
-                (f"{UNDAMPED} {NORM}", self.norm_RSU[..., kind] / self.scale_S),
+                (UNDAMPED_NORM, self.norm_RSU[..., kind] / self.scale_S),
             ):
                 places = self._by_step()
                 if update == "layer":
-                    places = [*self._by_part(", "), *places]
+                    places = [*self._by_part(), *places]
                 for level, end, where, which in places:
                     scale = self.scale_S[which[0]]
                     note = f"loop factor {scale:.4g} does not cancel here"
@@ -404,15 +405,15 @@ class _Reading:
             note = "needs every step from the first recorded"
         for title, variance_RS, remark in (
             (VARIANCE, self.variance_RS, ""),
-            (f"{UNDAMPED} {VARIANCE}", self.undamped_RS, note),
+            (UNDAMPED_VARIANCE, self.undamped_RS, note),
         ):
-            for level, end, place, which in (*self._by_part(", end of "), *self._by_step()):
+            for level, end, place, which in (*self._by_part(), *self._by_step()):
                 measured = interval(variance_RS[:, which[-1]], self.n)
                 self.table.append(row(level, title + end, measured, where=place, note=remark))
 
-    def _by_part(self, joint: str) -> list[Place]:
+    def _by_part(self) -> list[Place]:
         return [
-            Place("headline", joint + part, {"layers": layers, "visit": visit}, which)
+            Place("headline", f", {part}", {"layers": layers, "visit": visit}, which)
             for part, layers, visit, which in self._parts()
         ]
 
@@ -454,7 +455,7 @@ def figure(result: UpdatesResult) -> "Figure":
         drawn.add_trace(trace, row=2, col=1)
     for variance_S, name, dash in (
         (result.variance_S, "as run", "solid"),
-        (result.undamped_variance_S, UNDAMPED, "dash"),
+        (result.undamped_variance_S, "undamped", "dash"),
     ):
         line = {"color": "#444444", "dash": dash}
         drawn.add_trace(Scatter(x=steps, y=variance_S, name=f"variance, {name}", line=line), row=2, col=2)

@@ -134,7 +134,7 @@ def test_queries_that_show_a_needed_pair_are_counted_apart() -> None:
     shown_N = samples.episode_N["pair_shown"]
     assert 0 < shown_N.sum() < 40
     rows = measure([answered(samples, dict.fromkeys(np.flatnonzero(~shown_N).tolist(), "first"))], Options()).rows()
-    for shown, value, n in (("pair shown", 1.0, shown_N.sum()), ("pair not shown", 0.0, (~shown_N).sum())):
+    for shown, value, n in (("pair shown", 1.0, shown_N.sum()), ("pair hidden", 0.0, (~shown_N).sum())):
         found = pick(rows, quantity=EXACT, queries=shown)
         assert (found["level"], found["value"], found["n"]) == ("headline", value, n)
 

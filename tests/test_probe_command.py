@@ -1,7 +1,6 @@
 """The command of every probe: what it prints and writes, on a capture without torch, and how it ends on bad input."""
 
 import csv
-import io
 import json
 import subprocess
 import sys
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 from captures import planted_capture
 from planted import BASELINE, LOOPED, pick, planted_batch, random_sites, start_pattern, text_samples
-from rich.console import Console
 
+from cache.parts import write_capture as write_parts
 from probes import catalog, report
 from probes.attention_sink import needs
 from smelt_interp.config import ModelConfig
@@ -101,8 +100,20 @@ def test_the_table_has_intervals_nulls_and_the_way_to_what_is_missing(
         str(folder / "baseline.h5"), "--level", "head")  # fmt: skip
     printed = capsys.readouterr().out
     assert "baseline" in printed
-    assert "needs two visits" in printed
+    assert "baseline visits each layer once" in printed
     assert "Baseline: not measured" not in printed
+
+
+def test_an_untrained_capture_beside_it_is_the_untrained_network(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = text_samples(5, 20)
+    batch = planted_batch(LOOPED, samples, random_sites(LOOPED, samples, needs(LOOPED)))
+    write_parts(folder / "looped-untrained.h5", [batch], source={"untrained_seed": 0})
+    for name, expected in (("looped-untrained", False), ("baseline", True)):
+        against = str(folder / f"{name}.h5")
+        run(monkeypatch, "attention_sink", "--capture", str(folder / "looped.h5"), "--against", against)
+        assert ("untrained network: not recorded" in capsys.readouterr().out) == expected
 
 
 def test_the_json_says_what_made_it(
@@ -222,18 +233,53 @@ def test_rows_of_two_networks_meet_where_they_say_the_same_thing() -> None:
     assert report.keys_of(twice) == ("quantity", "layers", "visit")
 
 
-def test_a_table_says_once_what_is_the_same_and_puts_long_notes_below() -> None:
+def printed_lines(capsys: pytest.CaptureFixture[str], rows: list[report.Row], **others: str) -> list[str]:
+    """What the terminal shows of the headline, spaces apart."""
+    report.print_tables([report.table(rows, "Title [x]", others, "headline")], [])
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_table_says_once_what_is_the_same_and_puts_long_notes_below(capsys: pytest.CaptureFixture[str]) -> None:
     shared = {"level": "headline", "layers": "looped 2-3", "low": None, "high": None, "n": 5}
     rows: list[report.Row] = [
         {**shared, "quantity": "a", "visit": 1, "value": 0.123456, "null_uniform": 0.5, "note": "a note that is long"},
         {**shared, "quantity": "b", "visit": 2, "value": 1e-9, "null_uniform": None, "note": "short"},
         {**shared, "quantity": "c", "visit": 2, "value": 1.0, "note": "", "level": "head", "head": 2},
     ]
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(report.table(rows, "Title [x]", [], "headline"))
-    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    lines = printed_lines(capsys, rows)
     assert lines[0] == "Title [x]; layers looped 2-3, n 5"
-    assert lines[3:] == ["a 1 0.123 0.5 (1)", "b 2 ~0 - short", "(1) a note that is long"]
+    assert lines[1:3] == ["null:", "quantity visit value [95%] uniform"]
+    assert lines[4:] == ["a 1 0.123 0.5 (1)", "b 2 ~0 - short", "(1) a note that is long"]
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "short"),
+    [
+        ("demo-smelt-dyck", ["demo-baseline-dyck", "demo-smelt-untrained-dyck"], ["demo-baseline", "untrained"]),
+        ("demo-smelt", ["demo-baseline", "untrained"], ["demo-baseline", "untrained"]),
+        ("looped", [], []),
+        ("a-x", ["b-x", "a-b-x"], ["b-x", "a-b-x"]),  # both would be called b
+        ("run/looped", ["twin/looped"], ["twin/looped"]),
+    ],
+)
+def test_a_column_is_named_by_what_sets_its_network_apart(first: str, others: list[str], short: list[str]) -> None:
+    assert report.short_names(first, others) == dict(zip(others, short, strict=True))
+
+
+def test_a_network_that_visits_once_has_a_column_where_it_has_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    def one(visit: int | str, other: report.Cell) -> report.Row:
+        return {"level": "headline", "quantity": "q", "visit": visit, "value": 1234.5, "low": None, "high": None,
+                "n": 1, "in_once-dyck": other, "in_third-dyck": 0.12345, "note": ""}  # fmt: skip
+
+    names = {"once-dyck": "once", "third-dyck": "third"}
+    below = ["once is once-dyck, third is third-dyck",
+             "once visits each layer once: it has no number where visits are compared"]  # fmt: skip
+    both = printed_lines(capsys, [one(1, 0.5), one("2 - 1", report.NEEDS_TWO_VISITS)], **names)
+    assert "visit value [95%] once third" in both
+    assert both[-4:] == ["1 1234 0.5 0.123", "2 - 1 1234 - 0.123", *below]
+    compared = printed_lines(capsys, [one("2 - 1", report.NEEDS_TWO_VISITS)], **names)
+    assert "value [95%] third" in compared
+    assert compared[-2:] == below
 
 
 def test_what_is_not_a_number_is_nothing_in_json() -> None:

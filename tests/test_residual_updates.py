@@ -165,13 +165,13 @@ def test_the_loop_factor_is_divided_out_of_looped_updates_alone() -> None:
     layer_ND = (np.asarray(batch.sites[4, ATTENTION], np.float64) + batch.sites[4, EXPERTS])[token_BT]
     expected = np.sqrt((layer_ND**2).sum(-1).mean())
     as_added = find(result, "update norm", "layer", update="layer", layers="3", visit=2)
-    divided = find(result, "undamped update norm", "layer", update="layer", layers="3", visit=2)
+    divided = find(result, "undamped norm", "layer", update="layer", layers="3", visit=2)
     assert number(as_added) == pytest.approx(expected, abs=1e-9)
     assert number(divided) == pytest.approx(expected / DEEP.loop_scale, abs=1e-9)
     assert "loop factor 0.5 does not cancel here" in str(as_added["note"])
     for part in ("prelude", "coda"):
         plain = find(result, f"update norm, {part}")
-        assert number(plain) == number(find(result, f"undamped update norm, {part}"))
+        assert number(plain) == number(find(result, f"undamped norm, {part}"))
         assert plain["note"] == ""
     by_step = [find(result, "update norm", "layer", update="layer", layers=name)["value"] for name in ("1", "2")]
     assert find(result, "update norm, prelude")["value"] == pytest.approx(np.mean(by_step))
@@ -202,8 +202,8 @@ def test_variance_along_the_steps_and_at_scale_1() -> None:
         undamped_ND = undamped_ND + added_ND / (0.5 if 2 <= step < 6 else 1)
         assert result.variance_S[step] == pytest.approx(stream_ND.var(-1).mean(), abs=1e-9)
         assert result.undamped_variance_S[step] == pytest.approx(undamped_ND.var(-1).mean(), abs=1e-9)
-    assert find(result, "stream variance, end of loop", visit=2)["value"] == pytest.approx(result.variance_S[5])
-    scale_1 = find(result, "undamped stream variance, end of coda")
+    assert find(result, "stream variance, loop", visit=2)["value"] == pytest.approx(result.variance_S[5])
+    scale_1 = find(result, "undamped variance, coda")
     assert scale_1["value"] == pytest.approx(result.undamped_variance_S[7])
     assert "not a run at scale 1" in str(scale_1["note"])
 
@@ -221,9 +221,9 @@ def test_steps_that_were_not_recorded_leave_gaps_that_are_marked() -> None:
     assert find(result, "cosine", update="visit")["note"] == "needs every looped layer recorded"
     assert find(result, "cosine", update="layer")["layers"] == "looped 3-4"
     assert np.isfinite(number(find(result, "cosine", update="layer")))
-    gap = find(result, "undamped stream variance, end of coda")
+    gap = find(result, "undamped variance, coda")
     assert (gap["value"], gap["note"]) == (None, "needs every step from the first recorded")
-    assert number(find(result, "stream variance, end of coda")) > 0
+    assert number(find(result, "stream variance, coda")) > 0
 
 
 @pytest.mark.parametrize("size", [1, 3, 8])
@@ -259,7 +259,7 @@ def test_a_baseline_reports_its_stream_and_marks_the_rest() -> None:
             assert str(found["note"]).startswith("needs two visits")
         assert np.isfinite(number(find(result, f"{quantity}, consecutive unlooped layers", update="layer")))
     assert sum(c.update == "layer" for c in result.comparisons) == 5  # every layer of six against the next
-    assert number(find(result, "stream variance, end of loop")) == pytest.approx(result.variance_S[3])
+    assert number(find(result, "stream variance, loop")) == pytest.approx(result.variance_S[3])
     np.testing.assert_allclose(result.undamped_variance_S, result.variance_S, atol=1e-12)
     assert len(probe.figure(result).data) == 5
 
