@@ -96,9 +96,9 @@ class Contents:
         """SHA-256 of config and request: parts with the same one belong together."""
         return contents_digest(self.config_json(), self.request_json())
 
-    def site_bytes(self, num_samples: int) -> int:
-        """Bytes that the sites of so many samples take before compression."""
-        num_tokens = self.samples.ids_NT.shape[1]
+    def site_bytes(self) -> int:
+        """Bytes that the sites take before compression."""
+        num_samples, num_tokens = self.samples.ids_NT.shape
         return sum(
             len(kept.steps)
             * num_samples

@@ -76,8 +76,8 @@ def run_batches(
     """Batches of a running network, in memory that does not grow with the number of samples.
 
     The filters count from 0, and an empty one leaves all: `layers`, `visits` and `heads` as in
-    `cache.selection.select`; `rows` are positions in `samples`. Arrays are float32, or float64 from such a network;
-    expert indices are integers. Raises UserError for a filter or a site that the network does not have, rows longer
+    `cache.selection.select`; `rows` are positions in `samples`. Arrays have the network's types, half precision as
+    float32. Raises UserError for a filter or a site that the network does not have, rows longer
     than its context, and tokens outside its vocabulary.
     """
     kept = select(model.config, suffixes, layers=layers, visits=visits, heads=heads)
@@ -207,7 +207,7 @@ def _facts(model: "LoopedMoE", batch_size: int, num_tokens: int) -> dict[str, ob
     """What fixes the numbers beside data and selection."""
     import torch
 
-    return {
+    facts: dict[str, object] = {
         "weights": weights_digest(model),
         "tokenizer": hashlib.sha256(tokenizer_json().encode()).hexdigest(),
         "batch_shape": [batch_size, num_tokens],
@@ -215,6 +215,9 @@ def _facts(model: "LoopedMoE", batch_size: int, num_tokens: int) -> dict[str, ob
         "threads": torch.get_num_threads(),
         "versions": {"smelt-interp": version("smelt-interp"), "torch": torch.__version__, "numpy": np.__version__},
     }
+    if hooked := list(model.list_hooks()):  # the numbers are those of the network as its hooks edit it
+        facts["hooked"] = hooked
+    return facts
 
 
 def weights_digest(model: "LoopedMoE") -> str:
@@ -298,11 +301,10 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
 
 
 def _announce(contents: Contents, remaining: int) -> Callable[[int], None]:
-    num_samples = len(contents.samples)
-    size = compact(contents.site_bytes(num_samples))
+    size = compact(contents.site_bytes())
     print(
-        f"{num_samples} samples, {len(contents.sites)} sites: about {size}B in parts and as much again in the file, "
-        f"before compression; {remaining} batches to record"
+        f"{len(contents.samples)} samples, {len(contents.sites)} sites: about {size}B in parts and as much again in "
+        f"the file, before compression; {remaining} batches to record"
     )
     return Progress("batches", remaining).show
 

@@ -124,7 +124,10 @@ class Capture:
         )
 
     def text(self, sample: int) -> str:
-        """The text of one sample, by its position; bytes that are no UTF-8 become U+FFFD."""
+        """The text of one sample, by its position; bytes that are no UTF-8 become U+FFFD. Raises UserError for a sample
+        that was not recorded."""
+        if not 0 <= sample < len(self.samples):
+            raise UserError(f"a sample must be 0 to {len(self.samples) - 1}; got {sample}")
         with self.file("read") as file:
             start, stop = file["tokens/text/offsets"][sample : sample + 2]
             data: bytes = file["tokens/text/bytes"][start:stop].tobytes()
@@ -159,7 +162,9 @@ class Capture:
         return self.kept[suffix]
 
     @contextmanager
-    def file(self, purpose: str) -> Iterator[h5py.File]:
+    def file(self, purpose: Literal["open", "read"]) -> Iterator[h5py.File]:
+        """The HDF5 file, closed at the end of the block. What h5py raises inside it is a `UserError` that names the
+        file and what it was opened for."""
         try:
             with h5py.File(self.path, "r", locking=False) as file:
                 yield file

@@ -49,7 +49,7 @@ def held_out_loss(network: LoopedMoE, mixture: MixtureOptions) -> dict[str, floa
     """Nats a byte by domain, over the mixture's held-out side."""
     sums: dict[str, list[float]] = {}
     for samples in _held_out_batches(mixture):
-        loss_BT = next_token_losses(network, samples)
+        loss_BT = _next_token_losses(network, samples)
         for domain, loss in zip(samples.domain_N, loss_BT.mean(1).tolist(), strict=True):
             sums.setdefault(domain.decode(), []).append(loss)
     return {domain: float(np.mean(losses)) for domain, losses in sums.items()}
@@ -71,7 +71,7 @@ def dyck_exact_match(network: LoopedMoE, shots: int, mixture: MixtureOptions, ep
     return float(teacher_forced(samples, argmax_NT, newline=True).mean())
 
 
-def next_token_losses(network: LoopedMoE, samples: Samples) -> Tensor:
+def _next_token_losses(network: LoopedMoE, samples: Samples) -> Tensor:
     """Cross-entropy of each next token in nats, (B, T - 1)."""
     logprob_BTW = _logits(network, samples.ids_NT)[:, :-1].log_softmax(-1)
     target_BT = torch.from_numpy(samples.ids_NT[:, 1:]).long()

@@ -149,8 +149,7 @@ class LoopedMoE(HookedRootModule):
         return Loss(next_token, torch.stack(balance).mean())
 
     def _checked_run(self, inputs: Inputs, request: Request) -> tuple[Tensor, list[Routing]]:
-        hooked = (name for name, point in self.hook_dict.items() if point._forward_hooks or point._backward_hooks)
-        request.check(hooked, self.hook_dict)
+        request.check(self._hooked(), self.hook_dict)
         inputs.check(self.config, request)
         return self._run(inputs, request)
 
@@ -172,7 +171,7 @@ class LoopedMoE(HookedRootModule):
 
         def logits(tokens_BT: Tensor) -> Tensor:
             with self.lock:
-                if hooked := list(self.list_hooks()):
+                if hooked := self._hooked():
                     raise UserError(
                         f"a compiled network must run without hooks; got one on {hooked[0]!r}; call the network itself"
                     )
@@ -315,6 +314,10 @@ class LoopedMoE(HookedRootModule):
             for name, hook in bwd_hooks:
                 self.add_hook(name, hook, dir="bwd")
         return cache
+
+    def _hooked(self) -> list[str]:
+        """The names that have a hook, set by transformer-lens's methods or by torch's."""
+        return [name for name, point in self.hook_dict.items() if point._forward_hooks or point._backward_hooks]
 
     def _select(self, names: NamesFilter) -> list[str]:
         """The names that a filter keeps of all there are."""

@@ -106,6 +106,17 @@ def test_a_hook_that_stays_is_checked_at_every_pass():
     network.loss(TOKENS_BT)
 
 
+def test_a_hook_of_torch_s_own_is_checked_too():
+    network = tiny_network()
+    handle = network.blocks[1].attn.hook_pattern.register_forward_hook(lambda point, inputs, output: None)
+    with pytest.raises(UserError, match=r"got 'blocks\.1\.attn\.hook_pattern'; pass attention='eager'"):
+        network(TOKENS_BT, attention="fast")
+    with pytest.raises(UserError, match=r"must run without hooks; got one on 'blocks\.1\.attn\.hook_pattern'"):
+        network.compiled()(TOKENS_BT)
+    handle.remove()
+    network(TOKENS_BT, attention="fast")
+
+
 def ignore(x: Tensor, hook: object) -> None:
     return None
 

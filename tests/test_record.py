@@ -23,6 +23,7 @@ from test_parts import limit_files_after
 
 from cache import record as record_module
 from cache.batch import Batch
+from cache.layout import Contents
 from cache.parts import Recording
 from cache.record import DEFAULT_SITES, record, run_batches, weights_digest
 from cache.store import Capture, parts_folder
@@ -182,6 +183,28 @@ def test_the_request_says_what_fixes_the_numbers(tmp_path: Path, network: Looped
     assert (request["dtype"], request["device"]) == ("float16", "cpu")
     assert capture.sample_ids.tolist() == [0, 2]
     assert capture.sites == tuple(suffix for suffix in SITES if suffix in DEFAULT_SITES)
+
+
+def test_a_capture_of_an_edited_network_says_so(tmp_path: Path, network: LoopedMoE) -> None:
+    samples, name = text_samples(4), hook_name(3, "hook_mlp_out")
+    with network.hooks(fwd_hooks=[(name, lambda x, hook: 0 * x)]):
+        capture = record(network, samples, tmp_path / "a.h5", suffixes=["hook_mlp_out"])
+    assert not capture.read("hook_mlp_out", 3).any()
+    assert capture.request["hooked"] == [name]
+    with pytest.raises(UserError, match="a capture must not replace another"):
+        record(network, samples, tmp_path / "a.h5", suffixes=["hook_mlp_out"])
+
+
+def test_who_watches_is_told_what_is_done(tmp_path: Path, network: LoopedMoE) -> None:
+    told: list[object] = []
+
+    def watch(contents: Contents, remaining: int) -> Callable[[int], None]:
+        told.append((len(contents.samples), remaining))
+        return told.append
+
+    record(network, text_samples(5), tmp_path / "a.h5", suffixes=[PATTERN], batch_size=2, watch=watch)
+    record(network, text_samples(5), tmp_path / "a.h5", suffixes=[PATTERN], batch_size=2, watch=watch)
+    assert told == [(5, 3), 1, 2, 3, (5, 0)]
 
 
 def test_bfloat16_keeps_its_bits(tmp_path: Path) -> None:

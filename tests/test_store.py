@@ -115,6 +115,16 @@ def test_text_is_that_of_the_tokens(path: Path, batch: Batch) -> None:
         assert capture.text(row) == decode(batch.samples.ids_NT[row, : batch.samples.length_N[row]])
 
 
+def test_text_that_is_no_utf8_and_samples_that_are_not_there(tmp_path: Path) -> None:
+    batch = random_batch(2, suffixes=())
+    batch.samples.ids_NT[1, 1:3] = 0xC3, 40
+    capture = planted_capture(tmp_path / "a.h5", batch)
+    assert "\ufffd(" in capture.text(1)
+    for sample in (-1, 2):
+        with pytest.raises(UserError, match=f"a sample must be 0 to 1; got {sample}"):
+            capture.text(sample)
+
+
 def bytes_read_by(work: Callable[[], object]) -> int:
     """Bytes that this process has the kernel read for `work`, as the kernel counts them."""
 
