@@ -118,7 +118,7 @@ def _measured(
                 title=title,
                 facts=facts,
                 table={
-                    str(column.header) or "note": [str(cell) for cell in column.cells]
+                    str(column.header).replace("\n", "") or "note": [str(cell) for cell in column.cells]
                     for column in table.columns
                     if any(column.cells)
                 },

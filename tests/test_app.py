@@ -125,7 +125,7 @@ def test_the_command_of_a_page_gives_what_the_page_shows(
 
 def command_tables(document: dict[str, object]) -> Iterator[list[str]]:
     for result in document["results"]:
-        table = report.table(result["rows"], "", (), "headline")
+        table = report.table(result["rows"], "", {}, "headline")
         (column,) = (column for column in table.columns if column.header == "value [95%]")
         yield [str(cell) for cell in column.cells]
 
