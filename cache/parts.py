@@ -79,7 +79,10 @@ class Recording:
         self._look()
 
     def missing(self, batch_size: int) -> list[range]:
-        """The batches of `batch_size` positions that no finished part holds, in order."""
+        """The batches of `batch_size` positions that no finished part holds, in order.
+
+        Processes that record together share out what was missing before the first of them added a part.
+        """
         num_samples = len(self._contents.samples)
         blocks = [range(i, min(i + batch_size, num_samples)) for i in range(0, num_samples, batch_size)]
         return [block for block in blocks if block.start not in self._parts]

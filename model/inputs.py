@@ -46,8 +46,8 @@ class Inputs:
         if not issubclass(type(self.values), Tensor):  # a text, a list: what is typed at a prompt has no type check
             got = type(self.values).__name__
             raise UserError(f"tokens must be a tensor of integers; got {got}; network.to_tokens makes one of a text")
-        if request.from_tokens and (self.values.ndim != 2 or self.values.is_floating_point()):
-            raise UserError(f"tokens must be integers of shape (B, T); got {_kind(self.values)}")
+        if request.from_tokens and (self.values.ndim != 2 or self.values.dtype not in (torch.int64, torch.int32)):
+            raise UserError(f"tokens must be int64 or int32 of shape (B, T); got {_kind(self.values)}")
         if not request.from_tokens and (self.values.ndim != 3 or self.values.shape[-1] != config.width):
             raise UserError(f"a residual stream must have shape (B, T, {config.width}); got {_kind(self.values)}")
         batch, length = self.values.shape[:2]

@@ -414,7 +414,8 @@ def next_token_loss(tokens_BT: Tensor, logits_BTW: Tensor) -> Tensor:
 
 @torch.no_grad()
 def initialise(network: LoopedMoE, seed: int) -> None:
-    """Random weights: normal, 1/sqrt(fan in); matrices that write to the stream are smaller by sqrt(2 L_exec)."""
+    """Random weights, the same on every device: normal, 1/sqrt(fan in); matrices that write to the stream are smaller
+    by sqrt(2 L_exec)."""
     if network.embed.weight.is_meta:
         return
     generator = torch.Generator().manual_seed(seed)
@@ -424,4 +425,4 @@ def initialise(network: LoopedMoE, seed: int) -> None:
             continue
         fan_in = 1.0 if name == "embed.weight" else weight.shape[-1] ** -0.5
         scale = written if name.endswith(("o_proj.weight", "w_out")) else 1.0
-        weight.copy_(torch.randn(weight.shape, generator=generator) * fan_in * scale)
+        weight.copy_(torch.randn(weight.shape, generator=generator, device="cpu") * fan_in * scale)

@@ -1,4 +1,4 @@
-"""What all tests share: one thread, no network, and the tiny network most of them use."""
+"""What all tests share: one thread, and no downloads."""
 
 import os
 

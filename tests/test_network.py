@@ -293,8 +293,9 @@ def test_checks_on_a_gpu_wait_for_nothing():
 @pytest.mark.parametrize(
     ("inputs", "options", "message"),
     [
-        (torch.zeros(2, 3), {}, r"tokens must be integers of shape \(B, T\); got float32 \(2, 3\)"),
-        (torch.zeros(3, dtype=torch.long), {}, r"tokens must be integers of shape \(B, T\); got int64 \(3,\)"),
+        (torch.zeros(2, 3), {}, r"tokens must be int64 or int32 of shape \(B, T\); got float32 \(2, 3\)"),
+        (torch.zeros(2, 3).byte(), {}, r"tokens must be int64 or int32 of shape \(B, T\); got uint8 \(2, 3\)"),
+        (torch.zeros(3, dtype=torch.long), {}, r"tokens must be int64 or int32 of shape \(B, T\); got int64 \(3,\)"),
         ("text", {}, "tokens must be a tensor of integers; got str; network.to_tokens"),
         (torch.zeros(2, 0, dtype=torch.long), {}, "inputs must hold at least one token"),
         (torch.zeros(1, 65, dtype=torch.long), {}, "a row must be at most the context of 64 tokens; got 65"),
