@@ -179,6 +179,10 @@ def estimates(
     numerator (N, ...) and denominator (N, ...) or (N,) are sums by sample, in the order of the sample ids: the value is
     sum over N of one by the other, NaN where the denominator sums to 0. Every column is resampled with the same draws,
     so a difference of two columns may be formed first and its interval is paired. -> value, low, high, each (...).
+
+    For sums that are small enough to keep for every sample: they can be split and subtracted afterwards (queries that
+    show a pair, visit 2 minus visit 1), and N is fixed in every resample. Sums that are not (means of vectors, loads of
+    experts, histograms) are resampled while they stream in, by `probes.resampling`.
     """
     num_samples, shape = len(numerator), numerator.shape[1:]
     top_NK = np.asarray(numerator, np.float64).reshape(num_samples, -1)

@@ -3,7 +3,8 @@
 The bootstrap over samples is the Poisson bootstrap (Chamandy, Muralidharan, Najmi and Naidu, "Estimating uncertainty
 for massive data streams", 2012): in resample r sample i counts Poisson(1) times, so every sum over samples is kept
 once as it is and once for each resample, and any function of sums has an interval without a second pass. That is what
-sums too large to keep for every sample need: means of vectors, loads of experts, histograms.
+sums too large to keep for every sample need: means of vectors, loads of experts, histograms. There are fewer resamples
+than in `probes.contract.estimates`, which keeps small sums by sample, since each of them is held in memory here.
 """
 
 from collections.abc import Mapping

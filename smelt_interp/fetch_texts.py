@@ -180,12 +180,17 @@ def extract(wheels: dict[str, Path]) -> dict[str, Corpus]:
 def write_texts(corpora: dict[str, Corpus], digests: dict[str, str], target: Path) -> None:
     """Write every document under `target`, which appears complete or not at all.
 
-    Raises UserError when a corpus has not the expected digest.
+    Raises UserError when a corpus has not the expected digest, and for a folder that cannot be made.
     """
     for domain, texts in corpora.items():
         if texts.digest() != digests[domain]:
             raise UserError(f"{domain} text must have digest {digests[domain]}; got {texts.digest()}")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise UserError(
+            f"the folder of fetched texts must be writable; got {target.parent} ({error.strerror}): set XDG_CACHE_HOME"
+        ) from None
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="incomplete-") as temporary:
         complete = Path(temporary, "texts")
         for domain, texts in corpora.items():

@@ -107,6 +107,12 @@ def test_texts_appear_only_when_they_have_the_expected_digest(wheels, tmp_path, 
         assert sorted(found, key=lambda document: document.name) == list(texts.documents)
 
 
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"folder of fetched texts must be writable; got .*file.*: set XDG_CACHE_HOME"):
+        fetch.write_texts({}, {}, tmp_path / "file" / "smelt-interp" / "texts")
+
+
 def test_a_changed_wheel_is_refused(tmp_path):
     wheel = tmp_path / "some.whl"
     wheel.write_bytes(b"abc")

@@ -13,12 +13,12 @@ from cache.batch import Batch
 from cache.parts import write_capture
 from probes import residual_updates as probe
 from probes.contract import is_token
+from probes.update_sums import ATTENTION, ENTERING, EXPERTS
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
 
 DEEP = replace(LOOPED, num_layers=6, loop_start=2, loop_stop=4)
 """Steps 0 1 | 2 3 | 4 5 | 6 7: two layers in each part, so that prelude and coda have consecutive layers."""
-ATTENTION, EXPERTS, ENTERING = probe.ATTENTION, probe.EXPERTS, probe.ENTERING
 
 
 def random_batch(
