@@ -11,9 +11,13 @@ from pathlib import Path
 import streamlit as st
 
 from app.attention_page import attention_page
+from app.budget_page import budget_page
 from app.capture_folder import choose_capture, name_a_capture
+from app.matching_page import matching_page
 from app.probe_page import probe_page
 from app.runs_page import runs_page
+from app.scaling_page import scaling_page
+from app.serving_page import serving_page
 from probes import catalog
 from smelt_interp.errors import UserError
 
@@ -48,9 +52,16 @@ def main() -> None:
     probes = {name: page(partial(probe_page, name), name, catalog.load(name).TITLE) for name in catalog.NAMES}
     runs = page(partial(runs_page, probes), "runs", "Runs")
     attention = page(attention_page, "attention", "Attention, both visits")
-    chosen = st.navigation({"": [runs], "Look": [attention], "Measure": list(probes.values())})
-    name_a_capture(chosen, folder)
-    choose_capture(folder)
+    numbers = [
+        st.Page(budget_page, title="Budget calculator", url_path="budget"),
+        st.Page(matching_page, title="Matching", url_path="matching"),
+        st.Page(scaling_page, title="Scaling", url_path="scaling"),
+        st.Page(serving_page, title="Serving", url_path="serving"),
+    ]
+    chosen = st.navigation({"": [runs], "Look": [attention], "Measure": list(probes.values()), "Numbers": numbers})
+    if chosen not in numbers:
+        name_a_capture(chosen, folder)
+        choose_capture(folder)
     chosen.run()
 
 

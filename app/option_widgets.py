@@ -76,6 +76,12 @@ def query_of(options: Mapping[str, object]) -> dict[str, str]:
     return {name: _text(value).lower() if isinstance(value, bool) else _text(value) for name, value in options.items()}
 
 
+def label_of(name: str) -> str:
+    """What a page calls an option: `num_kv_heads` is KV heads."""
+    words = name.removeprefix("num_").replace("_", " ").capitalize()
+    return words.replace("Kv", "KV").replace("kv", "KV").replace("flops", "FLOPs")
+
+
 def parse_option(name: str, text: str, kind: object) -> object:
     """A typed value as the command line reads it: words separated by spaces. Raises UserError."""
     try:
@@ -85,7 +91,7 @@ def parse_option(name: str, text: str, kind: object) -> object:
 
 
 def _widget(name: str, kind: object, default: object, help_text: str) -> object:
-    label = name.replace("_", " ").capitalize()
+    label = label_of(name)
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         index = choices.index(default)

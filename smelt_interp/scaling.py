@@ -75,6 +75,9 @@ class Question:
     """Print JSON."""
 
     def __post_init__(self) -> None:
+        for name in ("compute", "sparsity"):
+            if not getattr(self, name):
+                raise UserError(f"--{name} must name at least one value; got none")
         for value in self.compute:
             if not 0 < value < float("inf"):
                 raise UserError(f"--compute must be above 0; got {value}")

@@ -3,6 +3,7 @@
 Shape suffixes: C compute budgets, F training FLOPs a token, D tokens, X draws.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,9 +19,10 @@ Laws = tuple[ScalingLaw, ScalingLaw]
 
 BUDGETS = 41
 SIDE = 61
-AROUND_BUDGETS = 10.0
+MOST_LEVELS = 15
+AROUND_BUDGETS = 3.0
 """Curves go from the lowest budget over this to the highest times this."""
-AROUND_FRONTIER = 10.0
+AROUND_FRONTIER = 3.0
 """A surface goes this far beyond the frontier's ends."""
 
 
@@ -39,6 +41,10 @@ class Surface:
     """Nats a token."""
     best_flops_per_token_C: Floats
     best_tokens_C: Floats
+    lowest_level: float
+    """Nats; contour lines are drawn from here, the same on every surface of one region."""
+    highest_level: float
+    level_step: float
 
 
 def surfaces(laws: Sequence[ScalingLaw], sparsity: float, compute_C: Floats) -> list[Surface]:
@@ -49,16 +55,30 @@ def surfaces(laws: Sequence[ScalingLaw], sparsity: float, compute_C: Floats) -> 
     ]
     flops_per_token_F = _around([flops_C for flops_C, _ in paths])
     tokens_D = _around([tokens_C for _, tokens_C in paths])
+    losses = [np.asarray(law.loss(flops_per_token_F, sparsity, tokens_D[:, None])) for law in laws]
+    lowest, highest, step = _levels(np.stack(losses))
     return [
         Surface(
             flops_per_token_F=flops_per_token_F,
             tokens_D=tokens_D,
-            loss_DF=np.asarray(law.loss(flops_per_token_F, sparsity, tokens_D[:, None])),
+            loss_DF=loss_DF,
             best_flops_per_token_C=flops_C,
             best_tokens_C=tokens_C,
+            lowest_level=lowest,
+            highest_level=highest,
+            level_step=step,
         )
-        for law, (flops_C, tokens_C) in zip(laws, paths, strict=True)
+        for loss_DF, (flops_C, tokens_C) in zip(losses, paths, strict=True)
     ]
+
+
+def _levels(losses: Floats) -> tuple[float, float, float]:
+    """Lowest and highest level inside the losses, and a round step between levels."""
+    lowest, highest = float(losses.min()), float(losses.max())
+    least = (highest - lowest) / MOST_LEVELS
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
+    return step * math.ceil(lowest / step), step * math.floor(highest / step), step
 
 
 def _around(paths: Sequence[Floats]) -> Floats:

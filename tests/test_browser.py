@@ -30,6 +30,9 @@ QUIET = [
     "--no-first-run",
 ]
 
+NUMBERS = {"Budget calculator": "budget", "Matching": "matching", "Scaling": "scaling", "Serving": "serving"}
+"""Pages without a capture, by title: their commands."""
+
 
 def chromium() -> str:
     """The browser's path. Ends the test run with one line when there is none."""
@@ -157,6 +160,12 @@ def test_every_page_opens_and_its_address_gives_the_same_view(address: str, brow
         visitor.page.locator("[data-testid=stPlotlyChart] .main-svg").first.wait_for()
         assert visitor.page.url == f"{address}/{name}?capture=looped.h5"
         assert f"probes.{name} --capture" in visitor.command()
+
+    for title, module in NUMBERS.items():
+        visitor.follow(title)
+        assert visitor.page.url == f"{address}/{module}"
+        assert visitor.command().startswith(f"python -m smelt_interp.{module} ")
+        assert visitor.page.get_by_role("combobox", name="Capture").count() == 0
 
     visitor.follow(catalog.load("attention_sink").TITLE)
     visitor.type("T min", "2")

@@ -47,6 +47,10 @@ def test_a_surface_is_the_law_and_its_frontier_is_the_lowest_point_of_each_budge
     found = surfaces(list(LAWS.values()), 0.95, compute_C)
     for surface, law in zip(found, LAWS.values(), strict=True):
         np.testing.assert_array_equal(surface.flops_per_token_F, found[0].flops_per_token_F)
+        levels = np.arange(surface.lowest_level, surface.highest_level * 1.0001, surface.level_step)
+        assert min(one.loss_DF.min() for one in found) <= levels[0] < levels[-1]
+        assert levels[-1] <= max(one.loss_DF.max() for one in found)
+        assert 6 <= len(levels) <= 15
         assert surface.loss_DF[3, 5] == law.loss(surface.flops_per_token_F[5], 0.95, surface.tokens_D[3])
         np.testing.assert_allclose(surface.best_flops_per_token_C * surface.best_tokens_C, compute_C)
         for flops, tokens, compute in zip(
