@@ -207,11 +207,16 @@ def _facts(model: "LoopedMoE", batch_size: int, num_tokens: int) -> dict[str, ob
     """What fixes the numbers beside data and selection."""
     import torch
 
+    from model.experts import backend_for
+    from model.experts_tiles import FP_FUSION
+
+    device = next(model.parameters()).device
     facts: dict[str, object] = {
         "weights": weights_digest(model),
         "tokenizer": hashlib.sha256(tokenizer_json().encode()).hexdigest(),
         "batch_shape": [batch_size, num_tokens],
-        "device": next(model.parameters()).device.type,
+        "device": device.type,
+        "experts": {"backend": backend_for(device, "auto"), "fp_fusion": FP_FUSION},
         "threads": torch.get_num_threads(),
         "versions": {"smelt-interp": version("smelt-interp"), "torch": torch.__version__, "numpy": np.__version__},
     }
@@ -253,10 +258,16 @@ class RecordOptions:
     """Samples that run together, and that one part holds."""
     dtype: Precision = "float16"
     """How floats are stored."""
+    threads: int = 1
+    """Threads of the network; the last bits depend on it. Small networks gain nothing from more."""
     untrained: bool = False
     """Run a network of the same config with random weights: the null that probes print."""
     untrained_seed: int = 0
     """Seed of the random weights."""
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise UserError(f"threads must be at least 1; got {self.threads}")
 
 
 def record_checkpoint(options: RecordOptions, command: str) -> Capture:
@@ -264,8 +275,11 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
 
     Raises as `record` does; before a full disk or Ctrl-C ends it, the command to go on is printed.
     """
-    from model.network import LoopedMoE  # torch and transformer-lens take seconds to import
+    import torch  # it and transformer-lens take seconds to import
 
+    from model.network import LoopedMoE
+
+    torch.set_num_threads(options.threads)
     model = LoopedMoE.from_pretrained(options.ckpt)
     filters = {
         "layers": _from_one("layers", options.layers, model.config.num_layers),

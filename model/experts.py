@@ -69,7 +69,7 @@ def experts(
 
     Raises `UserError` for shapes that disagree, for an index outside 0..E-1, and for an option that the backend lacks.
     """
-    chosen = _backend_for(x_ND, backend)
+    chosen = backend_for(x_ND.device, backend)
     _check(x_ND, expert_indices_NK, expert_weights_NK, weights, gated)
     _check_options(chosen, weights, batch_invariant, accumulate_into_grad)
     x_compute_ND, weights_NK = _in_arithmetic_dtype(x_ND, expert_weights_NK, weights)
@@ -102,7 +102,7 @@ def experts_traced(
     accumulate_into_grad: bool = False,
 ) -> ExpertTrace:
     """The same pass as `experts`, to the bit, with its intermediate values."""
-    chosen = _backend_for(x_ND, backend)
+    chosen = backend_for(x_ND.device, backend)
     _check(x_ND, expert_indices_NK, expert_weights_NK, weights, gated)
     _check_options(chosen, weights, batch_invariant, accumulate_into_grad)
     x_compute_ND, weights_NK = _in_arithmetic_dtype(x_ND, expert_weights_NK, weights)
@@ -138,9 +138,10 @@ def sum_slots(slot_NKD: Tensor) -> Tensor:
     return total_ND
 
 
-def _backend_for(x: Tensor, backend: Backend) -> Literal["reference", "torch", "triton"]:
+def backend_for(device: torch.device, backend: Backend) -> Literal["reference", "torch", "triton"]:
+    """The backend that runs on a device: `auto` is triton on CUDA and torch elsewhere. Raises `UserError` otherwise."""
     if backend == "auto":
-        return "triton" if x.device.type == "cuda" else "torch"
+        return "triton" if device.type == "cuda" else "torch"
     if backend not in get_args(Backend):
         raise UserError(f"backend must be one of {', '.join(get_args(Backend))}; got {backend!r}")
     return backend

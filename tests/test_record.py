@@ -180,6 +180,7 @@ def test_the_request_says_what_fixes_the_numbers(tmp_path: Path, network: Looped
     request = capture.request
     assert request["weights"] == weights_digest(network) != weights_digest(LoopedMoE(LOOPED, seed=4))
     assert (request["batch_shape"], request["threads"], request["seed"]) == ([2, 12], 1, 7)
+    assert request["experts"] == {"backend": "torch", "fp_fusion": True}
     assert (request["dtype"], request["device"]) == ("float16", "cpu")
     assert capture.sample_ids.tolist() == [0, 2]
     assert capture.sites == tuple(suffix for suffix in SITES if suffix in DEFAULT_SITES)
@@ -363,6 +364,7 @@ def test_bad_input_ends_with_2_and_writes_nothing(tmp_path: Path, ckpt: Path) ->
         (command(ckpt, tmp_path / "a.h5", "--batch-size", "0"), "batch_size must be at least 1; got 0"),
         (command(ckpt, tmp_path / "a.h5", "--samples", "0"), "samples must be at least 1; got 0"),
         (command(ckpt, tmp_path / "a.h5", "--shots", "4"), "Dyck shots must be at most 3, the largest number that"),
+        (command(ckpt, tmp_path / "a.h5", "--threads", "0"), "threads must be at least 1; got 0"),
         (
             [*command(ckpt, tmp_path / "a.h5"), "--data", "verse"],
             "data must be one of dyck, code, prose, math, backcopy",
