@@ -151,7 +151,7 @@ def gain_figure(gains: Mapping[float, Mapping[str, Band]]) -> "Figure":
             place = {"row": 1, "col": column}
             _add_band(drawn, band, name, colours[name], "saves <b>%{y:.1%}</b>", place, in_legend=column == 1)
     drawn.add_hline(y=0, line={"color": "#9aa3ad", "width": 1, "dash": "dot"})
-    drawn.update_xaxes(type="log", title_text="C, training FLOPs", exponentformat="power", nticks=5)
+    drawn.update_xaxes(type="log", title_text="C, training FLOPs", exponentformat="power", dtick=1)
     drawn.update_yaxes(tickformat=".0%")
     drawn.update_yaxes(title_text="compute saved", col=1)
     drawn.update_layout(height=340, margin={"t": 40, "b": 10})
