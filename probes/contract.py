@@ -245,7 +245,8 @@ class Span:
     """Steps that a headline row averages over: the looped layers on one visit."""
 
     layers: str
-    """As a row names them: `looped 3-6`; `middle 3-6` on a Baseline, `all 1-8` without a span."""
+    """As a row names those that are averaged: `looped 3-6`, or `looped 3, 5`; `middle 3-6` on a Baseline, `all 1-8`
+    without a span."""
     visit: int
     """From 0."""
     steps: tuple[int, ...]
@@ -266,9 +267,16 @@ def looped_spans(config: ModelConfig, steps: Plan, recorded: Sequence[int]) -> t
         members = tuple(s for s in recorded if first <= steps[s].layer < last and steps[s].visit == visit)
         if members:
             kind = "all" if not looped else "looped" if config.num_visits > 1 else "middle"
-            name = f"{kind} {first + 1}-{last}"
+            name = f"{kind} {layer_range([steps[s].layer for s in members])}"
             spans.append(Span(layers=name, visit=visit, steps=members))
     return tuple(spans)
+
+
+def layer_range(layers: Sequence[int]) -> str:
+    """Ascending layers, from 0, as a row names them, from 1: `3-6`, `3`, or `3, 5, 6` with a gap."""
+    if len(layers) > 1 and layers[-1] - layers[0] == len(layers) - 1:
+        return f"{layers[0] + 1}-{layers[-1] + 1}"
+    return ", ".join(str(layer + 1) for layer in layers)
 
 
 def recorded_steps(batch: Batch, suffixes: Sequence[str]) -> tuple[int, ...]:

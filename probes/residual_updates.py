@@ -8,8 +8,8 @@ layer (their sum), or the whole visit (the sum over the looped layers). For two 
     cosine               mean over tokens of cos(D_early, D_late)
 
 Nulls. `shuffled`: the later visit's tokens shuffled within their sample (of the cosine the exact mean over all
-shuffles; the RMS ratio has none, since a shuffle leaves it as it is). `unlooped`: the same between two consecutive
-layers that run once, mean over all such pairs of this network.
+shuffles; the RMS ratio has none, since a shuffle leaves it as it is). `unlooped`: the same between a layer that runs
+once and the next one that does, mean over all such pairs of this network; a Baseline has it as a row, `next layer`.
 
 The loop factor is on both visits, so it cancels between them; it does not cancel against prelude and coda.
 
@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import NEEDS_TWO_VISITS, Cell, Level, Row, by_level, looped_spans, row
+from probes.contract import NEEDS_TWO_VISITS, Cell, Level, Row, by_level, layer_range, looped_spans, row
 from probes.resampling import Resampled, interval, ratio
 from probes.update_sums import OF_ONE_STEP, SITES_READ, Comparison, Options, Stream, Update
 from probes.visit_pairs import once_visited, pair_label, pair_labels
@@ -176,12 +176,12 @@ class _Reading:
                     # Beside a comparison of visits this is its null; on a Baseline it is what there is to compare.
                     level: Level = "layer" if of_visits else "headline"
                     where = {"layers": "unlooped", "visit": 1, "update": update}
-                    self._row(level, f"{quantity}, consecutive unlooped layers", once, where, None)
+                    self._row(level, f"{quantity}, next layer", once, where, None)
                 for index in (*(of_visits if update != "visit" else ()), *once):
                     visits = compared[index].visits
                     visit: Cell = pair_label(visits) if visits else 1
                     where = {"layers": compared[index].layers, "visit": visit, "update": update}
-                    title = quantity if visits else f"{quantity}, consecutive unlooped layers"
+                    title = quantity if visits else f"{quantity}, next layer"
                     self._row("layer", title, [index], where, unlooped if visits else None)
 
     def _where(self, visits: str, update: Update, which: Sequence[int]) -> dict[str, Cell]:
@@ -208,7 +208,7 @@ class _Reading:
             ("coda", [s for s in outside if self.plan[s].layer >= last]),
         ):
             if members:
-                layers = f"{name} {self.plan[members[0]].layer + 1}-{self.plan[members[-1]].layer + 1}"
+                layers = f"{name} {layer_range([self.plan[s].layer for s in members])}"
                 found.append((name, layers, 1, [self.steps.index(s) for s in members]))
         for span in looped_spans(self.config, self.plan, self.steps):
             found.append(("loop", span.layers, span.visit + 1, [self.steps.index(s) for s in span.steps]))

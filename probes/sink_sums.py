@@ -147,7 +147,8 @@ def choose(batch: Batch, options: Options) -> Chosen:
     steps = tuple(s for s in steps if options.layers == "all" or batch.plan[s].layer + 1 in options.layers)
     kept = batch.heads["attn.hook_pattern"]
     wanted = kept if options.heads == "all" else tuple(head - 1 for head in options.heads)
-    if not steps:
+    recorded = {batch.plan[s].layer + 1 for s in steps}
+    if not steps or (options.layers != "all" and not set(options.layers) <= recorded):
         raise UserError(f"layers must be recorded layers of 1 to {batch.config.num_layers}; got {options.layers}")
     if not wanted or not set(wanted) <= set(kept):
         raise UserError(f"heads must be among the recorded {[head + 1 for head in kept]}; got {options.heads}")

@@ -25,6 +25,7 @@ from planted import (
 from cache.batch import Batch
 from probes import attention_sink
 from probes.attention_sink import Options, measure, needs
+from probes.contract import layer_range, looped_spans
 from probes.sink_sums import PARTS, masks
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
@@ -287,9 +288,16 @@ def test_heads_and_layers_choose_what_is_averaged() -> None:
     rows = measure([batch], Options(heads=(3,), layers=(3,))).rows()
     found = pick(rows, quantity="start mass", visit=1, **HEADLINE)
     assert found["value"] == pytest.approx(0.7, abs=1e-6)
-    assert {entry["layers"] for entry in rows if entry["level"] != "headline"} == {"3"}
+    assert {entry["layers"] for entry in rows} == {"3", "looped 3"}
     prelude = measure([batch], Options(layers=(1,))).rows()
     assert {(entry["level"], entry["layers"]) for entry in prelude} == {("layer", "1"), ("head", "1")}
+
+
+def test_a_row_names_the_layers_that_it_averages() -> None:
+    assert [layer_range(layers) for layers in ([2], [2, 3, 4], [2, 4, 5])] == ["3", "3-5", "3, 5, 6"]
+    recorded = [s for s, step in enumerate(plan(LOOPED)) if (step.layer, step.visit) != (1, 1)]
+    spans = looped_spans(LOOPED, plan(LOOPED), recorded)
+    assert [(span.layers, span.visit) for span in spans] == [("looped 2-3", 0), ("looped 3", 1)]
 
 
 def test_a_capture_of_some_heads_uses_the_values_that_serve_them() -> None:
@@ -319,6 +327,7 @@ def test_a_baseline_says_what_it_can() -> None:
         ({"sink_threshold": 1.0}, "sink_threshold must be between 0 and 1; got 1.0"),
         ({"sink_tokens": 0}, "sink_tokens must be at least 1; got 0"),
         ({"layers": (9,)}, r"layers must be recorded layers of 1 to 4; got \(9,\)"),
+        ({"layers": (3, 9)}, r"layers must be recorded layers of 1 to 4; got \(3, 9\)"),
         ({"heads": (5,)}, r"heads must be among the recorded \[1, 2, 3, 4\]; got \(5,\)"),
     ],
 )

@@ -247,9 +247,9 @@ def test_a_table_says_once_what_is_the_same_and_puts_long_notes_below(capsys: py
         {**shared, "quantity": "c", "visit": 2, "value": 1.0, "note": "", "level": "head", "head": 2},
     ]
     lines = printed_lines(capsys, rows)
-    assert lines[0] == "Title [x]; layers looped 2-3, n 5"
-    assert lines[1:3] == ["null:", "quantity visit value [95%] uniform"]
-    assert lines[4:] == ["a 1 0.123 0.5 (1)", "b 2 ~0 - short", "(1) a note that is long"]
+    assert lines[:2] == ["", "Title [x]; layers looped 2-3, n 5"]
+    assert lines[2:4] == ["null:", "quantity visit value [95%] uniform"]
+    assert lines[5:] == ["a 1 0.123 0.5 (1)", "b 2 ~0 - short", "(1) a note that is long"]
 
 
 @pytest.mark.parametrize(

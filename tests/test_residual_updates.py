@@ -150,7 +150,7 @@ def test_the_unlooped_null_is_that_of_consecutive_layers_that_run_once() -> None
     expected = {"norm ratio, median": 4.0, "norm ratio, RMS": 4.0, "cosine": 0.3}
     for quantity, null in expected.items():
         assert number(find(result, quantity, update="attention"), "null_unlooped") == pytest.approx(null, abs=1e-6)
-        apart = find(result, f"{quantity}, consecutive unlooped layers", "layer", update="attention", layers="unlooped")
+        apart = find(result, f"{quantity}, next layer", "layer", update="attention", layers="unlooped")
         assert number(apart) == pytest.approx(null, abs=1e-6)
         assert find(result, quantity, update="visit")["null_unlooped"] is None
     # One layer before the loop and one after it: nothing is consecutive there.
@@ -219,7 +219,7 @@ def test_steps_that_were_not_recorded_leave_gaps_that_are_marked() -> None:
     sites = {key: x for key, x in batch.sites.items() if key[0] in (2, 4, 6, 7)}
     result = probe.measure([replace(batch, sites=sites)], probe.Options())
     assert find(result, "cosine", update="visit")["note"] == "needs every looped layer recorded"
-    assert find(result, "cosine", update="layer")["layers"] == "looped 3-4"
+    assert find(result, "cosine", update="layer")["layers"] == "looped 3", "what is averaged"
     assert np.isfinite(number(find(result, "cosine", update="layer")))
     gap = find(result, "undamped variance, coda")
     assert (gap["value"], gap["note"]) == (None, "needs every step from the first recorded")
@@ -257,7 +257,7 @@ def test_a_baseline_reports_its_stream_and_marks_the_rest() -> None:
             found = find(result, quantity, update=update, visit="1 vs 2")
             assert found["value"] is None
             assert str(found["note"]).startswith("needs two visits")
-        assert np.isfinite(number(find(result, f"{quantity}, consecutive unlooped layers", update="layer")))
+        assert np.isfinite(number(find(result, f"{quantity}, next layer", update="layer")))
     assert sum(c.update == "layer" for c in result.comparisons) == 5  # every layer of six against the next
     assert number(find(result, "stream variance, loop")) == pytest.approx(result.variance_S[3])
     np.testing.assert_allclose(result.undamped_variance_S, result.variance_S, atol=1e-12)
