@@ -133,6 +133,10 @@ def _measured(
 
 def _show(name: str, answer: Answer) -> None:
     st.subheader(answer.title)
+    places = [st.container()] if len(answer.figures) == 1 else st.tabs(list(answer.figures))
+    for place, (network, figure) in zip(places, answer.figures.items(), strict=True):
+        if figure.data:  # a comparison of visits draws nothing on a Baseline, as its table says
+            place.plotly_chart(figure, key=f"figure {answer.data} {network}")
     if answer.facts:
         st.caption(f"In every row: {answer.facts}")
     st.dataframe(
@@ -141,10 +145,6 @@ def _show(name: str, answer: Answer) -> None:
     )  # fmt: skip
     if answer.footnotes:
         st.caption(answer.footnotes.replace("\n", "  \n"))
-    places = [st.container()] if len(answer.figures) == 1 else st.tabs(list(answer.figures))
-    for place, (network, figure) in zip(places, answer.figures.items(), strict=True):
-        if figure.data:  # a comparison of visits draws nothing on a Baseline, as its table says
-            place.plotly_chart(figure, key=f"figure {answer.data} {network}")
     details = [row for row in answer.rows if row["level"] != "headline"]
     if details:
         with st.expander(f"Every other row: {len(details)}"):
