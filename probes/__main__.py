@@ -82,7 +82,7 @@ def main() -> None:
         first, *others = (str(path) for path in record_all(options, data))
         for name in data.probes:
             (results[data.name, name],) = command.run(name, ["--capture", first, "--against", *others])
-    report.print_tables([reproduction.table(results)], [])
+    report.print_tables([reproduction.table(results, options.ckpt.resolve().name)], reproduction.REMARKS)
 
 
 if __name__ == "__main__":

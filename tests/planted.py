@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
+from probes.source import take
 from smelt_interp.config import ModelConfig
 from smelt_interp.plan import plan
 from smelt_interp.samples import EPISODE, NO_EPISODE, Role, Samples
@@ -135,19 +136,7 @@ def planted_batch(
 def split_batch(batch: Batch, size: int) -> Iterator[Batch]:
     """The same samples in batches of at most `size`."""
     for first in range(0, len(batch.samples), size):
-        yield take_rows(batch, np.arange(first, min(first + size, len(batch.samples))))
-
-
-def take_rows(batch: Batch, which: NDArray[np.intp]) -> Batch:
-    """The chosen samples of a batch, in that order, with their ids."""
-    return replace(
-        batch,
-        samples=batch.samples.rows(which),
-        sample_ids=batch.sample_ids[which],
-        logprob_BT=batch.logprob_BT[which],
-        argmax_BT=batch.argmax_BT[which],
-        sites={key: array[which] for key, array in batch.sites.items()},
-    )
+        yield take(batch, np.arange(first, min(first + size, len(batch.samples))))
 
 
 def same_numbers(left: list[dict[str, object]], right: list[dict[str, object]], tolerance: float = 1e-6) -> bool:

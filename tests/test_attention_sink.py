@@ -17,7 +17,6 @@ from planted import (
     same_numbers,
     split_batch,
     start_pattern,
-    take_rows,
     text_samples,
     uniform_pattern,
 )
@@ -27,6 +26,7 @@ from probes import attention_sink
 from probes.attention_sink import Options, measure, needs
 from probes.contract import layer_range, looped_spans
 from probes.sink_sums import PARTS, masks
+from probes.source import take
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
 from smelt_interp.plan import plan
@@ -138,7 +138,7 @@ def test_uniform_attention_is_its_own_null() -> None:
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_the_answer_does_not_depend_on_the_batches(size: int) -> None:
     batch = planted(packed())
-    shuffled = take_rows(batch, np.array([3, 0, 4, 1, 2]))
+    shuffled = take(batch, np.array([3, 0, 4, 1, 2]))
     options = Options(sink_tokens=4)
     assert same_numbers(measure([batch], options).rows(), measure(split_batch(shuffled, size), options).rows())
 

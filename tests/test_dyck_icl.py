@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from captures import planted_capture
-from planted import LOOPED, pick, planted_batch, same_numbers, split_batch, take_rows, text_samples
+from planted import LOOPED, pick, planted_batch, same_numbers, split_batch, text_samples
 
 from cache.batch import Batch
 from cache.record import run_batches
@@ -17,6 +17,7 @@ from model.generate import Sampling, generate
 from model.network import LoopedMoE
 from probes import dyck_icl
 from probes.dyck_icl import SCORES, Episodes, Options, measure
+from probes.source import take
 from smelt_interp.dyck import DyckOptions, dyck_samples
 from smelt_interp.dyck_scores import answer_start, exact_match, first_closer, floors, queries
 from smelt_interp.errors import UserError
@@ -110,7 +111,7 @@ def test_episodes_are_grouped_by_shots_rendering_and_pairing() -> None:
 def test_the_answer_does_not_depend_on_the_batches(size: int) -> None:
     samples = concatenate([episodes(6, 0), episodes(6, 2)], PAD)
     batch = answered(samples, {1: "first", 7: "newline", 8: "last"})
-    shuffled = take_rows(batch, np.random.default_rng(0).permutation(12))
+    shuffled = take(batch, np.random.default_rng(0).permutation(12))
     assert same_numbers(measure([batch], Options()).rows(), measure(split_batch(shuffled, size), Options()).rows())
 
 

@@ -34,7 +34,7 @@ def test_every_probe_answers_on_every_network_and_a_second_run_records_nothing(
     assert [line.split(":")[0] for line in tables] == [*titles[:4], *titles[:4], titles[4]]
     assert "untrained network: not recorded" not in printed
     assert "Baseline: not measured" not in printed
-    assert "The paper's figures against tiny-looped" in printed
+    assert "The paper's figures against tiny-looped; n 2" in printed
     assert "10 shots fit the context of 160 tokens" in printed
     written = {path: path.stat().st_mtime_ns for path in folder.glob("*.h5")}
     assert sorted(path.stem for path in written) == sorted(

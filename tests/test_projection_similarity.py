@@ -15,7 +15,6 @@ from planted import (
     same_numbers,
     split_batch,
     start_pattern,
-    take_rows,
     text_samples,
 )
 
@@ -23,6 +22,7 @@ from cache.batch import Batch
 from cache.parts import write_capture
 from probes import projection_similarity as probe
 from probes.contract import is_token
+from probes.source import take
 from smelt_interp.errors import UserError
 from smelt_interp.plan import plan
 
@@ -297,4 +297,4 @@ def test_wrong_options_and_captures_are_refused() -> None:
     with pytest.raises(UserError, match="samples to measure must be at least one; got 0"):
         probe.measure([], probe.Options())
     with pytest.raises(UserError, match="sample ids must be distinct"):
-        probe.measure([batch, take_rows(batch, np.array([0]))], probe.Options())
+        probe.measure([batch, take(batch, np.array([0]))], probe.Options())

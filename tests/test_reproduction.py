@@ -119,8 +119,8 @@ def test_every_claim_names_a_printed_figure_and_the_table_has_them_all(capsys: p
     results = {
         (samples, claim.probe): measured((Given(()), LOOPED, False)) for claim in CLAIMS for samples in claim.samples
     }
-    report.print_tables([reproduction.table(results)], [])
+    report.print_tables([reproduction.table(results, "looped")], [])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == "The paper's figures against network 0; verdict not testable"
+    assert lines[1] == "The paper's figures against looped; verdict not testable"
     for claim in CLAIMS:
         assert sum(line.startswith(f"{claim.what} ") for line in lines) == len(claim.samples)
