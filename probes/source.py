@@ -42,13 +42,16 @@ class Source:
     """With --ckpt: measure the same network with random weights beside it."""
     batch_size: int = 8
     """Samples in memory at a time; the answer does not depend on it."""
+    threads: int = 1
+    """With --ckpt: threads of the network. Small networks gain nothing from more."""
 
     def __post_init__(self) -> None:
         if (self.ckpt is None) == (self.capture is None):
             given = "neither" if self.ckpt is None else "both"
             raise UserError(f"one of --ckpt DIR and --capture FILE must be given; got {given}")
-        if self.batch_size < 1:
-            raise UserError(f"batch_size must be at least 1; got {self.batch_size}")
+        for name in ("batch_size", "threads"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1; got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +130,9 @@ def open_networks(source: Source, seed: int) -> tuple[Network, ...]:
     """The measured network, then those beside it, each under a name of its own."""
     paths = [path for path in (source.ckpt, source.capture, *source.against) if path is not None]
     openers = [_checkpoint if path == source.ckpt or path.is_dir() else _captured for path in paths]
-    networks = [opened(path, source.batch_size) for opened, path in zip(openers, paths, strict=True)]
+    networks = [opened(path, source) for opened, path in zip(openers, paths, strict=True)]
     if source.ckpt is not None and source.untrained:
-        networks.append(_untrained(networks[0].config, seed, source.batch_size))
+        networks.append(_untrained(networks[0].config, seed, source))
     names = [network.name for network in networks]
     if len(set(names)) < len(names):
         networks = [
@@ -153,30 +156,33 @@ def data_sets(measured: Network, data: DataChoice) -> tuple[DataSet, ...]:
     return measured.recorded
 
 
-def _checkpoint(path: Path, batch_size: int) -> Network:
+def _checkpoint(path: Path, source: Source) -> Network:
     """A checkpoint folder, loaded now, run when its batches are read. Raises UserError as `from_pretrained` does."""
     if not path.is_dir():  # said before torch is imported, which takes seconds
         raise UserError(f"a checkpoint must be a folder; got {path}, which is none: a capture is opened by --capture")
     from model.network import LoopedMoE
 
-    return _running(path.resolve().name, LoopedMoE.from_pretrained(path), {"checkpoint": str(path)}, batch_size)
+    return _running(path.resolve().name, LoopedMoE.from_pretrained(path), {"checkpoint": str(path)}, source)
 
 
-def _untrained(config: ModelConfig, seed: int, batch_size: int) -> Network:
+def _untrained(config: ModelConfig, seed: int, source: Source) -> Network:
     """The network of this config with random weights."""
     from model.network import LoopedMoE
 
     network = LoopedMoE(config, seed=seed).eval()
-    return _running(UNTRAINED, network, {UNTRAINED: True, "seed": seed}, batch_size)
+    return _running(UNTRAINED, network, {UNTRAINED: True, "seed": seed}, source)
 
 
-def _running(name: str, network: "LoopedMoE", described: dict[str, Cell], batch_size: int) -> Network:
+def _running(name: str, network: "LoopedMoE", described: dict[str, Cell], source: Source) -> Network:
+    import torch
+
     from cache.record import run_batches, weights_digest
 
     def batches(data: DataSet, suffixes: tuple[str, ...]) -> Iterator[Batch]:
+        torch.set_num_threads(source.threads)
         first = 0
         for part in data.parts:
-            for batch in run_batches(network, part, suffixes, batch_size=batch_size):
+            for batch in run_batches(network, part, suffixes, batch_size=source.batch_size):
                 yield replace(batch, sample_ids=batch.sample_ids + first)
             first += len(part)
 
@@ -189,7 +195,7 @@ def _running(name: str, network: "LoopedMoE", described: dict[str, Cell], batch_
     )
 
 
-def _captured(path: Path, batch_size: int) -> Network:
+def _captured(path: Path, source: Source) -> Network:
     """A capture; its rows of one domain are one data set. Raises UserError as `Capture` does."""
     from cache.store import Capture  # h5py is slow to import, and `--help` needs none
 
@@ -205,7 +211,7 @@ def _captured(path: Path, batch_size: int) -> Network:
                 f"networks to compare must have seen the same samples ({len(data)} of {data.name}); "
                 f"got {path} with {have}: record it with the same data options"
             )
-        for batch in capture.batches(suffixes, batch_size):
+        for batch in capture.batches(suffixes, source.batch_size):
             which = np.flatnonzero(batch.samples.domain_N == data.name.encode())
             if len(which):
                 yield batch if len(which) == len(batch.samples) else take(batch, which)

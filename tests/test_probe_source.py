@@ -145,9 +145,11 @@ def test_sources_outside_their_rule_are_refused(folder: Path, source: dict[str, 
         open_networks(Source(**{name: folder / path for name, path in source.items()}), 0)  # type: ignore[arg-type]
 
 
-def test_a_batch_has_at_least_one_sample() -> None:
+def test_a_batch_has_a_sample_and_a_network_a_thread() -> None:
     with pytest.raises(UserError, match="batch_size must be at least 1; got 0"):
         Source(ckpt=Path("x"), batch_size=0)
+    with pytest.raises(UserError, match="threads must be at least 1; got 0"):
+        Source(ckpt=Path("x"), threads=0)
 
 
 @pytest.mark.parametrize(
