@@ -21,6 +21,8 @@ from smelt_interp.errors import UserError
 
 Backend = Literal["auto", "reference", "torch", "triton"]
 
+FLOATING_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+
 
 class ExpertWeights(NamedTuple):
     """The two matrices of every expert."""
@@ -39,7 +41,7 @@ class ExpertTrace(NamedTuple):
 
     out_ND: Tensor
     slot_NKD: Tensor
-    """Each slot's weighted output; `sum_slots` of it is `out_ND` to the bit."""
+    """Each slot's weighted output; `sum_slots` of it is `out_ND` to the bit where x has the arithmetic's type."""
     pre_activation_RG: Tensor
     """Gate then up, G = 2F; ungated G = F."""
     activation_RF: Tensor
@@ -67,12 +69,13 @@ def experts(
     none, which saves a full-size gradient for each of several visits. The weights must then be leaves;
     `torch.autograd.grad`, gradient hooks and sharded training do not see those gradients.
 
-    Raises `UserError` for shapes that disagree, for an index outside 0..E-1, and for an option that the backend lacks.
+    Raises `UserError` for shapes, types or devices that disagree, for an index outside 0..E-1, and for an option that
+    the backend lacks.
     """
     chosen = backend_for(x_ND.device, backend)
     _check(x_ND, expert_indices_NK, expert_weights_NK, weights, gated)
     _check_options(chosen, weights, batch_invariant, accumulate_into_grad)
-    x_compute_ND, weights_NK = _in_arithmetic_dtype(x_ND, expert_weights_NK, weights)
+    x_compute_ND, weights_NK = _in_arithmetic_dtype(x_ND, expert_weights_NK, weights, chosen)
     if chosen == "reference":
         slot_NKD, _ = experts_reference.forward(x_compute_ND, expert_indices_NK, weights_NK, *weights, gated=gated)
         return sum_slots(slot_NKD).to(x_ND.dtype)
@@ -105,7 +108,7 @@ def experts_traced(
     chosen = backend_for(x_ND.device, backend)
     _check(x_ND, expert_indices_NK, expert_weights_NK, weights, gated)
     _check_options(chosen, weights, batch_invariant, accumulate_into_grad)
-    x_compute_ND, weights_NK = _in_arithmetic_dtype(x_ND, expert_weights_NK, weights)
+    x_compute_ND, weights_NK = _in_arithmetic_dtype(x_ND, expert_weights_NK, weights, chosen)
     if chosen == "reference":
         slot_NKD, pre_NKG = experts_reference.forward(
             x_compute_ND, expert_indices_NK, weights_NK, *weights, gated=gated
@@ -131,11 +134,14 @@ def experts_traced(
 
 
 def sum_slots(slot_NKD: Tensor) -> Tensor:
-    """The sum over a token's K slots, in order of k: the arithmetic by which `experts` combines them. -> N D"""
-    total_ND, *rest = slot_NKD.unbind(1)
+    """The sum over a token's K slots, in order of k: the arithmetic by which `experts` combines them. -> N D
+
+    In float32 at least, rounded once. Never a view of the slots, even of a single one.
+    """
+    total_ND, *rest = slot_NKD.to(torch.promote_types(slot_NKD.dtype, torch.float32)).unbind(1)
     for slot_ND in rest:
         total_ND = total_ND + slot_ND
-    return total_ND
+    return total_ND.to(slot_NKD.dtype, copy=not rest)
 
 
 def backend_for(device: torch.device, backend: Backend) -> Literal["reference", "torch", "triton"]:
@@ -147,14 +153,16 @@ def backend_for(device: torch.device, backend: Backend) -> Literal["reference", 
     return backend
 
 
-def _in_arithmetic_dtype(x: Tensor, expert_weights: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """Both in float64 when any input has it; otherwise x in float32 on a CPU, where products of half-precision numbers
-    are about 50 times slower without AMX, and in the promoted type of x and weights elsewhere. The expert weights are
-    float32 at least."""
+def _in_arithmetic_dtype(
+    x: Tensor, expert_weights: Tensor, weights: ExpertWeights, backend: Backend
+) -> tuple[Tensor, Tensor]:
+    """Both in float64 when any input has it; otherwise x in float32 for the reference, and on a CPU, where products of
+    half-precision numbers are about 50 times slower without AMX, and in the promoted type of x and weights elsewhere.
+    The expert weights are float32 at least."""
     promoted = torch.promote_types(torch.promote_types(x.dtype, weights.w_in.dtype), weights.w_out.dtype)
     if torch.float64 in (promoted, expert_weights.dtype):
         promoted = torch.float64
-    elif x.device.type == "cpu":
+    elif backend == "reference" or x.device.type == "cpu":
         promoted = torch.float32
     return x.to(promoted), expert_weights.to(torch.promote_types(promoted, torch.float32))
 
@@ -163,8 +171,13 @@ def _check(x: Tensor, expert_indices: Tensor, expert_weights: Tensor, weights: E
     w_in, w_out = weights
     if x.ndim != 2:
         raise UserError(f"x must have the axes tokens, width; got {tuple(x.shape)}")
-    if not x.is_floating_point():
-        raise UserError(f"x must hold floating point numbers; got {x.dtype}")
+    for name, tensor in (("x", x), ("expert weights", expert_weights), ("w_in", w_in), ("w_out", w_out)):
+        if tensor.dtype not in FLOATING_TYPES:
+            raise UserError(f"{name} must hold float16, bfloat16, float32 or float64 numbers; got {tensor.dtype}")
+        if tensor.device != x.device:
+            raise UserError(f"{name} must be on the device of x, {x.device}; got {tensor.device}")
+    if expert_indices.device != x.device:
+        raise UserError(f"expert indices must be on the device of x, {x.device}; got {expert_indices.device}")
     if w_in.ndim != 3 or w_out.ndim != 3:
         raise UserError(
             f"w_in and w_out must have three axes, experts first; got {tuple(w_in.shape)}, {tuple(w_out.shape)}"
@@ -195,5 +208,7 @@ def _check_options(backend: Backend, weights: ExpertWeights, batch_invariant: bo
         return
     if torch.compiler.is_compiling():
         raise UserError("accumulate_into_grad must be off under torch.compile; run the layer eagerly")
+    if torch._C._are_functorch_transforms_active():
+        raise UserError("accumulate_into_grad must be off under torch.func transforms; they would see no gradient")
     if any(weight.requires_grad and not weight.is_leaf for weight in weights):
         raise UserError("accumulate_into_grad must be given leaf weights, such as parameters; got computed ones")

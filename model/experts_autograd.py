@@ -6,7 +6,7 @@ custom operator `smelt::experts`, which a compiler keeps as one node of its grap
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from model.experts_layout import InputGradients, LayerOutput, WeightGradients
 from smelt_interp.errors import UserError
 
 Arithmetic = Literal["torch", "triton"]
+
+VMAP_ERROR = "vmap and jacrev must use the reference backend; got another; pass backend='reference'"
 
 
 class Options(NamedTuple):
@@ -56,7 +58,8 @@ def run(
     tensors = (x_ND, expert_weights_NK, w_in, w_out, expert_indices_NK)
     if torch.compiler.is_compiling():
         return LayerOutput(*torch.ops.smelt.experts(*tensors, *options[:5]))
-    if not options.keep and forward_ad._current_level < 0:  # no derivative of either kind: save autograd's 50 us
+    transformed = forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    if not options.keep and not transformed:  # no derivative of either kind: save autograd's 50 us
         return LayerOutput(*_forward(*tensors, *options[:5]))
     return LayerOutput(*ExpertLayer.apply(*tensors, options))
 
@@ -84,6 +87,8 @@ class ExpertLayer(torch.autograd.Function):
     def backward(ctx: _Context, d_result: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if d_result is None:
             return (None,) * 6
+        if torch._C._functorch.is_batchedtensor(d_result):
+            raise UserError(VMAP_ERROR)
         needs = ctx.needs_input_grad[:4]
         w_in, w_out = ctx.weights
         if ctx.options.accumulate_into_grad:
@@ -106,11 +111,16 @@ class ExpertLayer(torch.autograd.Function):
             torch.zeros_like(value) if tangent is None else tangent
             for value, tangent in zip(inputs, tangents[:4], strict=True)
         )
-        t_result = experts_torch.tangent(
-            *inputs, expert_indices_NK, (t_x, t_expert_weights, t_w_in, t_w_out),
-            gated=ctx.options.gated, summed=ctx.options.summed,
-        )  # fmt: skip
+        with torch.autocast(x_ND.device.type, enabled=False):
+            t_result = experts_torch.tangent(
+                *inputs, expert_indices_NK, (t_x, t_expert_weights, t_w_in, t_w_out),
+                gated=ctx.options.gated, summed=ctx.options.summed,
+            )  # fmt: skip
         return t_result, None, None, None
+
+    @staticmethod
+    def vmap(*_: object) -> NoReturn:
+        raise UserError(VMAP_ERROR)
 
 
 def _forward(
@@ -167,23 +177,7 @@ def _grad_of(weight: Tensor) -> Tensor:
     return weight.grad
 
 
-@torch.library.custom_op("smelt::experts", mutates_args=())
-def _operator(
-    x_ND: Tensor,
-    expert_weights_NK: Tensor,
-    w_in: Tensor,
-    w_out: Tensor,
-    expert_indices_NK: Tensor,
-    arithmetic: str,
-    gated: bool,
-    summed: bool,
-    batch_invariant: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _forward(
-        x_ND, expert_weights_NK, w_in, w_out, expert_indices_NK,
-        arithmetic, gated, summed, batch_invariant, keep,
-    )  # fmt: skip
+_operator = torch.library.custom_op("smelt::experts", _forward, mutates_args=())
 
 
 @_operator.register_fake
@@ -224,7 +218,9 @@ def _backward_operator(
 def _backward_shapes(
     d_result: Tensor, saved: Sequence[Tensor], arithmetic: str, gated: bool, summed: bool, needs: Sequence[bool]
 ) -> list[Tensor]:
-    return [torch.empty_like(value) for value, need in zip(saved[:4], needs, strict=True) if need]
+    # the inputs' gradients are contiguous, the weights' lie in memory as the weights do
+    shapes = (*(value.new_empty(value.shape) for value in saved[:2]), *map(torch.empty_like, saved[2:4]))
+    return [value for value, need in zip(shapes, needs, strict=True) if need]
 
 
 def _save_for_operator(

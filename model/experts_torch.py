@@ -157,8 +157,8 @@ def tangent(
     t_x_ND, t_weights_NK, t_w_in, t_w_out = tangents
     token_R = order_R // expert_weights_NK.shape[1]
     weight_R1 = expert_weights_NK.reshape(-1, 1).index_select(0, order_R).to(x_ND.dtype)
-    t_weight_R1 = t_weights_NK.reshape(-1, 1).index_select(0, order_R)
-    t_rows_RD = x_ND.new_empty(len(token_R), x_ND.shape[1])
+    t_weight_R1 = t_weights_NK.reshape(-1, 1).index_select(0, order_R).to(x_ND.dtype)
+    t_rows = [t_x_ND[:0]]  # joined at the end: a write into one buffer would refuse the tangents that jacfwd batches
     for group in _groups(counts):
         start = group.start
         for expert, size in zip(group.experts, group.sizes, strict=True):
@@ -171,9 +171,10 @@ def tangent(
             t_act_RF = _activation_tangent(pre_RG, t_pre_RG, gated=gated)
             t_weighted_RF = t_act_RF * weight_R1[rows] + act_RF * t_weight_R1[rows]
             t_w_out_FD = t_w_out[expert].to(x_ND.dtype).t()
-            t_rows_RD[rows] = t_weighted_RF @ w_out_FD + (act_RF * weight_R1[rows]) @ t_w_out_FD
+            t_rows.append(t_weighted_RF @ w_out_FD + (act_RF * weight_R1[rows]) @ t_w_out_FD)
             start += size
-    return sum_rows(t_rows_RD, row_NK) if summed else t_rows_RD[row_NK]
+    t_slot_NKD = torch.cat(t_rows)[row_NK]
+    return t_slot_NKD.sum(1) if summed else t_slot_NKD
 
 
 def activation(pre_RG: Tensor, *, gated: bool) -> Tensor:
@@ -185,15 +186,16 @@ def activation(pre_RG: Tensor, *, gated: bool) -> Tensor:
 
 
 def sum_rows(rows_RD: Tensor, row_NK: Tensor) -> Tensor:
-    """The sum of each token's K rows, in the order of its choices. -> N D"""
+    """The sum of each token's K rows, in the order of its choices, in float32 at least. -> N D"""
     if row_NK.numel() == 0:
         return rows_RD.new_zeros(row_NK.shape[0], rows_RD.shape[1])
-    if rows_RD.device.type == "cpu":  # one fused gather-and-add, ten times as fast as the loop below
+    if rows_RD.device.type == "cpu" and rows_RD.dtype in (torch.float32, torch.float64):
+        # one fused gather-and-add, ten times as fast as the loop below
         return embedding_bag(row_NK, rows_RD, mode="sum")
-    total_ND = rows_RD[row_NK[:, 0]]
+    total_ND = rows_RD[row_NK[:, 0]].to(torch.promote_types(rows_RD.dtype, torch.float32))
     for row_N in row_NK.unbind(1)[1:]:
         total_ND += rows_RD[row_N]
-    return total_ND
+    return total_ND.to(rows_RD.dtype)
 
 
 def _run(

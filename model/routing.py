@@ -40,9 +40,11 @@ def route(logits_NE: Tensor, top_k: int, *, router: RouterKind, renormalise: boo
 def gather_weights(scores_NE: Tensor, expert_indices_NK: Tensor, *, renormalise: bool) -> Tensor:
     """The weights of these experts, chosen or edited: their scores, divided by their sum with `renormalise`.
 
-    Raises `UserError` when an index lies outside 0..E-1.
+    Raises `UserError` when an index lies outside 0..E-1 or is not an integer.
     """
     num_experts = scores_NE.shape[-1]
+    if expert_indices_NK.dtype not in (torch.int64, torch.int32):
+        raise UserError(f"expert indices must be int64 or int32; got {expert_indices_NK.dtype}; edit with integers")
     if expert_indices_NK.device.type == "cpu" and expert_indices_NK.numel() and not torch.compiler.is_compiling():
         low, high = (int(bound) for bound in expert_indices_NK.aminmax())
         if low < 0 or high >= num_experts:

@@ -18,6 +18,7 @@ from torch import nn
 
 from model import experts_kernels, experts_triton
 from model.experts import ExpertWeights, experts, experts_traced, sum_slots
+from model.experts_autograd import Options, run
 from model.experts_tiles import FULL_PRECISION, HALF_PRECISION, Tile, Tiles
 from smelt_interp.errors import UserError
 
@@ -175,6 +176,8 @@ def test_layouts_and_types_of_storage():
     wide[:, 5:29] = x_ND
     for x in (wide[:, 5:29], x_ND.t().contiguous().t()):
         assert torch.equal(layer(x, weights_NK, weights), plain)
+    one_token = x_ND[:1].expand(5, 24)
+    assert torch.equal(layer(one_token, weights_NK, weights), layer(one_token.contiguous(), weights_NK, weights))
     views = ExpertWeights(*(matrix.transpose(1, 2).contiguous().transpose(1, 2) for matrix in weights))
     assert torch.equal(layer(x_ND, weights_NK, views), plain)
     assert_close(
@@ -197,10 +200,37 @@ def test_gradients_of_any_layout_are_taken():
 
 def test_two_calls_agree_to_the_bit_and_few_slots_need_no_sort():
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=2, num_experts=32)
-    first, second = (triton_layer(indices_NK)(x_ND, weights_NK, weights) for _ in range(2))
-    trace = experts_traced(x_ND, indices_NK, weights_NK, weights, backend="triton")
-    assert torch.equal(first, second)
-    assert torch.equal(first, trace.out_ND)
+    layer = triton_layer(indices_NK)
+    first, second = (with_gradients(layer, x_ND, weights_NK, weights) for _ in range(2))
+    assert_equal_bits(first, second)
+    assert torch.equal(layer(x_ND, weights_NK, weights), first["out"])
+
+
+def test_tokens_may_come_in_any_order_and_experts_under_other_names():
+    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=20)
+    plain = triton_layer(indices_NK)(x_ND, weights_NK, weights)
+    order, label = torch.randperm(20, generator=torch.Generator().manual_seed(5)), torch.tensor([3, 0, 4, 1, 2])
+    renamed = ExpertWeights(*(matrix[label.argsort()] for matrix in weights))
+    moved = triton_layer(label[indices_NK[order]])(x_ND[order], weights_NK[order], renamed)
+    assert torch.equal(moved, plain[order])
+
+
+def test_autocast_changes_nothing():
+    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=4)
+    plain = with_gradients(triton_layer(indices_NK), x_ND, weights_NK, weights)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_equal_bits(with_gradients(triton_layer(indices_NK), x_ND, weights_NK, weights), plain)
+
+
+def test_half_precision_slots_are_summed_as_the_kernel_sums_them():
+    """float16 arithmetic, which on CPU tensors only the operator beneath the layer offers."""
+    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=6, num_experts=6, top_k=5, dtype=torch.float32)
+    halves = (x_ND.half(), weights_NK, *(matrix.half() for matrix in weights))
+    options = Options("triton", True, True, False, False, False)
+    summed_ND, slot_NKD = (run(*halves, indices_NK, options._replace(summed=summed)).result for summed in (True, False))
+    assert summed_ND.dtype == slot_NKD.dtype == torch.float16
+    assert torch.equal(sum_slots(slot_NKD), summed_ND)
+    assert relative_error(summed_ND, experts(x_ND, indices_NK, weights_NK, weights)) < 2e-3
 
 
 def test_batch_invariant_rows_do_not_depend_on_the_batch():
@@ -259,14 +289,24 @@ def test_offsets_past_two_to_the_31_are_not_wrapped():
     """Tokens, experts and slots that lie more than 2^31 numbers apart, in memory that is mostly never touched."""
     x_ND, _, _, weights = layer_inputs(tokens=3, num_experts=3, width=16, expert_width=4)
     far = 2**30 + 8
-    storage = torch.empty(2 * far + 200)
-    far_x_ND = storage.as_strided((3, 16), (far, 1))
-    far_x_ND.copy_(x_ND)
-    far_w_in = storage.as_strided((3, 8, 16), (far, 16, 1), 32)
-    far_w_in.copy_(weights.w_in)
+    storage = torch.empty(2 * far + 400)
+
+    def spread(values: torch.Tensor, start: int) -> torch.Tensor:
+        rows = storage.as_strided(values.shape, (far, *values.stride()[1:]), start)
+        return rows.copy_(values)
+
     indices_NK, weights_NK = torch.tensor([[2], [0], [2]]), torch.ones(3, 1)
-    near = triton_layer(indices_NK)(x_ND, weights_NK, weights)
-    assert torch.equal(triton_layer(indices_NK)(far_x_ND, weights_NK, ExpertWeights(far_w_in, weights.w_out)), near)
+    d_out_ND = torch.randn(3, 16, generator=torch.Generator().manual_seed(1))
+    far_inputs = [spread(x_ND, 0), spread(weights.w_in, 32), spread(weights.w_out, 200)]
+    near, distant = (
+        [out_ND.detach(), *torch.autograd.grad(out_ND, leaves, direction_ND)]
+        for leaves, direction_ND in (
+            ([tensor.requires_grad_() for tensor in (x_ND, *weights)], d_out_ND),
+            ([tensor.requires_grad_() for tensor in far_inputs], spread(d_out_ND, 300)),
+        )
+        for out_ND in (triton_layer(indices_NK)(leaves[0], weights_NK, ExpertWeights(*leaves[1:])),)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(distant, near, strict=True))
 
     slot = 2**31 // 16 + 1
     out_SD, expert_weights_S = storage, torch.empty(slot + 1)

@@ -173,6 +173,36 @@ def test_accumulation_needs_leaves():
         experts(x_ND, indices_NK, weights_NK, computed, accumulate_into_grad=True)
 
 
+def test_accumulation_is_refused_where_its_gradients_would_be_lost():
+    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=3)
+
+    def loss(w_in):
+        moved = ExpertWeights(w_in, weights.w_out)
+        return experts(x_ND, indices_NK, weights_NK, moved, accumulate_into_grad=True).sum()
+
+    with pytest.raises(UserError, match=r"accumulate_into_grad must be off under torch\.func transforms"):
+        torch.func.grad(loss)(weights.w_in)
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"accumulate_into_grad must be off under torch\.compile"):
+        torch.compile(loss, fullgraph=True, backend="aot_eager")(weights.w_in)
+
+
+def test_what_vmap_batches_is_left_to_the_reference():
+    indices_NK, leaves = double_inputs()
+    x_ND, weights_NK, w_in, w_out = (leaf.detach() for leaf in leaves)
+
+    def layer(x, backend):
+        return experts(x, indices_NK, weights_NK, ExpertWeights(w_in, w_out), backend=backend)
+
+    for transform, given in ((torch.func.vmap, torch.stack([x_ND, 2 * x_ND])), (torch.func.jacrev, x_ND)):
+        with pytest.raises(UserError, match="vmap and jacrev must use the reference backend"):
+            transform(lambda x: layer(x, "torch"))(given)
+    one_by_one = torch.autograd.functional.jacobian(lambda x: layer(x, "torch"), x_ND)
+    for transform, backend in ((torch.func.jacfwd, "reference"), (torch.func.jacrev, "reference"),
+                               (torch.func.jacfwd, "torch")):  # fmt: skip
+        torch.testing.assert_close(transform(lambda x, b=backend: layer(x, b))(x_ND), one_by_one)
+
+
 @pytest.mark.parametrize("summand", ["sum", "stride 0", "one row"])
 def test_gradients_of_any_layout_are_taken(summand):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=9)
@@ -214,12 +244,33 @@ def test_a_compiler_takes_the_layer_as_one_graph(tokens, traced):
 
 
 def test_the_operators_keep_their_promises_to_compilers():
-    """PyTorch's own checks: schema, fake shapes, autograd registration, dispatch under AOT."""
+    """PyTorch's own checks: schema, fake shapes and strides, autograd registration, dispatch under AOT."""
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=5)
-    leaves = [tensor.requires_grad_() for tensor in (x_ND, weights_NK, *weights)]
+    leaves = [tensor.mT.contiguous().mT.requires_grad_() for tensor in (x_ND, weights_NK, *weights)]
     for keep in (True, False):
         inputs = (*(leaves if keep else [leaf.detach() for leaf in leaves]), indices_NK)
         torch.library.opcheck(torch.ops.smelt.experts, (*inputs, "torch", True, True, False, keep))
+    values = [leaf.detach() for leaf in leaves]
+    result_ND, *kept = torch.ops.smelt.experts(*values, indices_NK, "torch", True, True, False, True)
+    torch.library.opcheck(
+        torch.ops.smelt.experts_backward, (result_ND, [*values, *kept], "torch", True, True, [True] * 4),
+        test_utils=("test_schema", "test_faketensor"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_compiled_layer_takes_other_numbers_of_tokens(dynamic):
+    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=9)
+    torch.compiler.reset()
+    compiled = torch.compile(
+        lambda x, i, w, w_in, w_out: experts(x, i, w, ExpertWeights(w_in, w_out)),
+        fullgraph=True, backend="aot_eager", dynamic=dynamic,
+    )  # fmt: skip
+    for tokens in (9, 4, 1, 0):
+        indices = indices_NK[:tokens]
+        given = (x_ND[:tokens], weights_NK[:tokens], weights)
+        ours = with_gradients(lambda x, w, m, i=indices: compiled(x, i, w, *m), *given)
+        assert_equal_bits(ours, with_gradients(lambda x, w, m, i=indices: experts(x, i, w, m), *given))
 
 
 class _Layer(nn.Module):

@@ -5,14 +5,26 @@ import warnings
 
 import pytest
 import torch
-from experts_oracle import assert_close, assert_equal_bits, layer_inputs, relative_error, with_gradients
+from experts_oracle import (
+    assert_close,
+    assert_equal_bits,
+    layer_inputs,
+    load_forward_mode,
+    relative_error,
+    with_gradients,
+)
 
 import model
-from model.experts import ExpertWeights, experts, experts_traced
+from model.experts import ExpertWeights, _in_arithmetic_dtype, experts, experts_traced, sum_slots
 from model.experts_autograd import Options, run
 from smelt_interp.errors import UserError
 
 BACKENDS = ("reference", "torch")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forward_mode_is_loaded():
+    load_forward_mode()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -38,7 +50,18 @@ def test_an_expert_that_does_not_exist_is_named(backend, expert):
         ({"w_in": torch.zeros(5, 20, 24)}, r"w_in must be \(5, 40, 24\) beside w_out .*got \(5, 20, 24\)"),
         ({"backend": "cuda"}, "backend must be one of auto, reference, torch, triton; got 'cuda'"),
         ({"backend": "reference", "batch_invariant": True}, "must be off on the reference backend"),
-        ({"x": torch.zeros(6, 24).long()}, "x must hold floating point numbers; got torch.int64"),
+        (
+            {"x": torch.zeros(6, 24).long()},
+            "x must hold float16, bfloat16, float32 or float64 numbers; got torch.int64",
+        ),
+        ({"w_in": torch.zeros(5, 40, 24, dtype=torch.int8)}, "w_in must hold float16.* numbers; got torch.int8"),
+        ({"w_in": torch.zeros(5, 40, 24).to(torch.float8_e4m3fn)}, "w_in must hold .*; got torch.float8_e4m3fn"),
+        ({"expert_weights": torch.ones(6, 2).cfloat()}, "expert weights must hold .*; got torch.complex64"),
+        ({"w_in": torch.zeros(5, 40, 24, device="meta")}, "w_in must be on the device of x, cpu; got meta"),
+        (
+            {"indices": torch.zeros(6, 2, device="meta").long()},
+            "expert indices must be on the device of x, cpu; got meta",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):
@@ -65,6 +88,14 @@ def test_without_triton_its_backend_says_what_to_use(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(UserError, match="must have the triton package; got none; pass backend='torch'"):
         experts(x_ND, indices_NK, weights_NK, weights, backend="triton")
+
+
+def test_half_precision_is_the_arithmetic_of_other_devices_but_never_of_the_reference():
+    """Shown on tensors without a device's memory; on a CPU it is float32 for all."""
+    halves = [torch.zeros(2, 3, dtype=torch.bfloat16, device="meta") for _ in range(4)]
+    for backend, wanted in (("torch", torch.bfloat16), ("triton", torch.bfloat16), ("reference", torch.float32)):
+        x, expert_weights = _in_arithmetic_dtype(halves[0], halves[1], ExpertWeights(*halves[2:]), backend)
+        assert (x.dtype, expert_weights.dtype) == (wanted, torch.float32)
 
 
 def test_on_the_cpu_auto_is_torch():
@@ -177,6 +208,11 @@ def test_autocast_changes_nothing(backend):
         if backend == "torch":  # the hand-written backward is as blind to autocast as the forward
             assert_equal_bits(with_gradients(layer, x_ND, weights_NK, weights), plain)
     assert torch.equal(trace.out_ND, plain["out"])
+    if backend == "torch":
+        moved = lambda: torch.func.jvp(lambda x: layer(x, weights_NK, weights), (x_ND,), (x_ND,))[1]  # noqa: E731
+        slope = moved()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(moved(), slope)
 
 
 def test_expert_weights_stay_float32_beside_half_precision_arithmetic():
@@ -185,8 +221,17 @@ def test_expert_weights_stay_float32_beside_half_precision_arithmetic():
     halves = [tensor.bfloat16().requires_grad_() for tensor in (x_ND, *weights)]
     leaf_NK = weights_NK.clone().requires_grad_()
     options = Options("torch", True, True, False, True, False)
-    result = run(halves[0], leaf_NK, halves[1], halves[2], indices_NK, options).result
+    layer = lambda x, w, w_in, w_out: run(x, w, w_in, w_out, indices_NK, options).result  # noqa: E731
+    leaves = (halves[0], leaf_NK, *halves[1:])
+    result = layer(*leaves)
     result.sum().backward()
+    slot_NKD = run(*leaves, indices_NK, options._replace(summed=False)).result
+    assert torch.equal(sum_slots(slot_NKD), result)
+    values = tuple(leaf.detach() for leaf in leaves)
+    _, slope = torch.func.jvp(layer, values, values)
+    _, wide_slope = torch.func.jvp(layer, *[tuple(value.float() for value in values)] * 2)
+    assert slope.dtype == torch.bfloat16
+    assert relative_error(slope, wide_slope) < 0.02
     assert result.dtype == torch.bfloat16
     assert leaf_NK.grad.dtype == torch.float32
     full = experts(x_ND, indices_NK, weights_NK, weights)

@@ -89,6 +89,11 @@ def test_edited_indices_outside_the_experts_are_refused(index):
         gather_weights(torch.ones(1, 5), torch.tensor([[index]]), renormalise=False)
 
 
+def test_edited_indices_must_be_integers():
+    with pytest.raises(UserError, match=r"expert indices must be int64 or int32; got torch\.float32"):
+        gather_weights(torch.ones(1, 5), torch.tensor([[2.0]]), renormalise=False)
+
+
 def test_no_tokens_route_to_no_experts():
     routing = route(torch.zeros(0, 5), 2, router="softmax", renormalise=True)
     assert routing.expert_indices_NK.shape == routing.expert_weights_NK.shape == (0, 2)
