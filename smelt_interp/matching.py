@@ -121,7 +121,12 @@ def matched(baseline: ModelConfig, request: Request, attended_tokens: float, cou
     Raises `UserError` when no network of the request's multiples is within all tolerances: it names the budgets that
     the nearest one misses and by how much.
     """
-    reference = budget(baseline, attended_tokens)
+    reference, tolerance = budget(baseline, attended_tokens), request.tolerance
+
+    def preference(found: Candidate) -> tuple[bool, tuple[int, float, float]]:
+        # Closest in sum may still be outside one tolerance.
+        return not found.mismatch.within(tolerance), found.rank
+
     nearest: dict[tuple[int, int, int, int], Candidate] = {}
     for config in _configs(baseline, request, reference):
         found = Candidate(
@@ -130,15 +135,8 @@ def matched(baseline: ModelConfig, request: Request, attended_tokens: float, cou
             shape_change=_shape_change(config, baseline),
         )
         key = (config.num_layers, config.num_kv_heads, config.head_width, config.width)
-        if key not in nearest or found.rank < nearest[key].rank:
+        if key not in nearest or preference(found) < preference(nearest[key]):
             nearest[key] = found
-    if not nearest:
-        raise UserError(
-            f"a matched network must have a width that is a multiple of {request.width_multiple} and of its KV heads; "
-            f"got no such width near the Baseline's {baseline.width} for head widths that are multiples of "
-            f"{request.head_width_multiple}: lower the multiples or give another number of KV heads"
-        )
-    tolerance = request.tolerance
     within = sorted((found for found in nearest.values() if found.mismatch.within(tolerance)), key=lambda c: c.rank)
     outside = [found for found in nearest.values() if not found.mismatch.within(tolerance)]
     next_best = min(outside, key=lambda found: _excess(found.mismatch, tolerance), default=None)
@@ -158,7 +156,10 @@ def _configs(baseline: ModelConfig, request: Request, reference: Budget) -> Iter
         for num_kv_heads in _kv_heads(baseline, request):
             for head_width in _head_widths(looped, request, reference, num_kv_heads):
                 unit = math.lcm(num_kv_heads * head_width, request.width_multiple)
-                for width in range(unit * max(1, math.ceil(lowest / unit)), int(highest) + 1, unit):
+                counts = range(math.ceil(lowest / unit), int(highest / unit) + 1)
+                # Where no multiple is in the window, the nearest says which budget it misses.
+                for count in counts or [max(1, round(suggested / unit))]:
+                    width = unit * count
                     shape = replace(
                         looped,
                         width=width,
@@ -220,32 +221,47 @@ def _with_experts(
     flops_left = (
         reference.flops.forward - smallest.flops.projections - smallest.flops.scores
     ) / smallest.executed_depth
-    if total_left <= 0 or flops_left <= 0:
-        return
-    dense = baseline.num_experts == baseline.top_k
-    for num_experts in [top_k] if dense else _expert_counts(total_left, flops_left, width, top_k, request):
-        widths = set[int]()
-        from_total = (total_left / num_experts - width) / (matrices * width)
-        from_flops = (flops_left - 2 * width * num_experts) / (2 * top_k * matrices * width)
-        for wanted in (from_total, from_flops):
-            below = int(wanted / request.expert_width_multiple)
-            widths |= {request.expert_width_multiple * max(1, below + more) for more in (0, 1)}
-        for expert_width in sorted(widths):
-            yield replace(shape, num_experts=num_experts, expert_width=expert_width)
+
+    def experts_of(expert_width: float) -> tuple[float, float]:
+        parameters = matrices * width * expert_width
+        return total_left / (parameters + width), (flops_left - 2 * top_k * parameters) / (2 * width)
+
+    def widths_of(num_experts: float) -> tuple[float, float]:
+        by_total = (total_left / num_experts - width) / (matrices * width)
+        return by_total, (flops_left - 2 * width * num_experts) / (2 * top_k * matrices * width)
+
+    def whole_experts(exact: float, reach: int) -> set[int]:
+        return _multiples(exact, request.experts_multiple, top_k, reach)
+
+    def whole_widths(exact: float, reach: int) -> set[int]:
+        return _multiples(exact, request.expert_width_multiple, 1, reach)
+
+    if baseline.num_experts == baseline.top_k:
+        pairs = {(top_k, wide) for exact in widths_of(top_k) for wide in whole_widths(exact, 1)}
+    else:
+        pairs = set[tuple[int, int]]()
+        for expert_width in _expert_widths(total_left, flops_left, width, top_k, matrices):
+            for number in whole_experts(experts_of(expert_width)[1], 2):
+                pairs |= {(number, wide) for exact in widths_of(number) for wide in whole_widths(exact, 1)}
+            for wide in whole_widths(expert_width, 2):
+                pairs |= {(number, wide) for exact in experts_of(wide) for number in whole_experts(exact, 1)}
+    for num_experts, expert_width in sorted(pairs):
+        yield replace(shape, num_experts=num_experts, expert_width=expert_width)
 
 
-def _expert_counts(total_left: float, flops_left: float, width: int, top_k: int, request: Request) -> list[int]:
-    """Multiples around each solution for E of the two equations, or around the nearest miss where there is none."""
+def _multiples(exact: float, multiple: int, least: int, reach: int) -> set[int]:
+    """So many multiples below a number and above it; the least that is allowed in place of smaller ones."""
+    below, smallest = math.floor(exact / multiple), math.ceil(least / multiple)
+    return {multiple * max(smallest, count) for count in range(below + 1 - reach, below + 1 + reach)}
+
+
+def _expert_widths(total_left: float, flops_left: float, width: int, top_k: int, matrices: int) -> set[float]:
+    """The solutions for F of the two equations, or the nearest miss where there is none."""
     # With u = m D F the equations give 2 K u^2 - (flops - 2 K D) u - (flops D - 2 D total) = 0.
     linear = flops_left - 2 * top_k * width
     under_root = linear**2 + 8 * top_k * width * (flops_left - 2 * total_left)
     root = math.sqrt(max(0.0, under_root))
-    counts = set[int]()
-    for expert_parameters in {(linear + root) / (4 * top_k), (linear - root) / (4 * top_k)}:
-        exact = (flops_left - 2 * top_k * expert_parameters) / (2 * width)
-        below = int(exact / request.experts_multiple)
-        counts |= {request.experts_multiple * (below + more) for more in (-1, 0, 1, 2)}
-    return sorted(count for count in counts if count >= top_k)
+    return {(linear + sign * root) / (4 * top_k * matrices * width) for sign in (-1, 1)}
 
 
 def _shape_change(config: ModelConfig, baseline: ModelConfig) -> float:
