@@ -16,6 +16,9 @@ _PREFIX = re.compile(r"^Error parsing (?!--)[\w.-]+: ")
 _NO_NUMBER = re.compile(
     r"^Error parsing (--[\w.-]+): (?:invalid literal for int\(\) with base 10|could not convert string to float): (.+)$"
 )
+_NO_CHOICE = re.compile(
+    r"^Error parsing (--[\w.-]+): no type matching (\S+) could be instantiated from \[(.*?)\]\. .*$"
+)
 
 
 def parse(
@@ -53,4 +56,5 @@ def one_line(box: str) -> str:
     lines = [line.strip("│ ").strip() for line in box.splitlines() if not line.startswith(("╭", "╰"))]
     first = next((index for index, line in enumerate(lines) if _RULE.match(line)), len(lines))
     said = _PREFIX.sub("", " ".join(line for line in lines[:first] if line))
+    said = _NO_CHOICE.sub(r"\1 must be \2; got \3", said)
     return _NO_NUMBER.sub(r"\1 must be a number; got \2", said)

@@ -8,6 +8,11 @@ from typing import Literal, Self, get_args
 from smelt_interp.errors import UserError
 
 RouterKind = Literal["softmax", "sigmoid"]
+
+LARGEST_COUNT = 10**12
+MOST_STEPS = 100_000
+"""A plan is a list; one this long is a slip of the keyboard."""
+
 _COUNTS = (
     "num_layers",
     "width",
@@ -82,6 +87,9 @@ class ModelConfig:
             _check_type(field.name, getattr(self, field.name), kind)
         for name in _COUNTS:
             _require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
+            _require(
+                getattr(self, name) <= LARGEST_COUNT, f"{name} must be at most {LARGEST_COUNT}", getattr(self, name)
+            )
         _require(
             self.num_heads % self.num_kv_heads == 0,
             f"num_heads must be a multiple of num_kv_heads ({self.num_kv_heads})",
@@ -98,6 +106,8 @@ class ModelConfig:
             f"a span of at least one layer must be looped when num_visits is {self.num_visits}",
             f"{self.loop_start}..{self.loop_stop}",
         )
+        steps = self.num_layers + (self.loop_stop - self.loop_start) * (self.num_visits - 1)
+        _require(steps <= MOST_STEPS, f"layers times visits must be at most {MOST_STEPS} steps", steps)
         _require(0 < self.loop_scale <= 1, "loop_scale must be in (0, 1]", self.loop_scale)
         _require(self.norm_eps > 0, "norm_eps must be above 0", self.norm_eps)
         _require(self.router in get_args(RouterKind), f"router must be one of {get_args(RouterKind)}", self.router)
@@ -127,7 +137,9 @@ class ModelConfig:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UserError(f"a config file must exist; got {path}") from None
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except OSError as error:
+            raise UserError(f"a config file must be readable; got {path}: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path} must hold JSON; {error}") from None
         if not isinstance(values, dict):
             raise UserError(f"{path} must hold one JSON object; got {type(values).__name__}")

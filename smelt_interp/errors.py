@@ -1,5 +1,6 @@
 """The one kind of error a user can cause, and how a command ends on it."""
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -14,9 +15,12 @@ EXIT_DISK = 1
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Run a command line's main; a `UserError` prints one line and exits 2, a full disk 1, Ctrl-C 130."""
+    """Run a main. What stops it is one line: exit 2 a `UserError`, 1 a full disk or closed pipe, 130 Ctrl-C."""
     try:
-        main()
+        try:
+            main()
+        finally:
+            _flush_output()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USER) from None
@@ -26,3 +30,12 @@ def run_command(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+def _flush_output() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # What is left in the buffer would fail once more at exit, with a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise

@@ -1,6 +1,10 @@
 """Command lines: a dataclass comes back, and every mistake is one line."""
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -17,6 +21,7 @@ class Options:
     """Rows."""
     scale: float = 1.0
     kind: Literal["raw", "centred"] = "raw"
+    length: int | Literal["own"] = "own"
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -38,6 +43,7 @@ def test_the_dataclass_comes_back() -> None:
         (["--samples", "many"], r"^--samples must be a number; got 'many'; see"),
         (["--scale", "big"], r"^--scale must be a number; got 'big'; see"),
         (["--sample", "3"], r"^Unrecognized options: --sample, 3; see"),
+        (["--length", "long"], r"^--length must be INT\|\{own\}; got 'long'; see"),
         (["--kind", "mean"], r"^invalid choice 'mean' for argument '--kind'. Expected one of \('raw', 'centred'\)"),
         (["--samples"], r"^Missing value for argument '--samples'"),
     ],
@@ -74,3 +80,18 @@ def test_a_command_ends_with_one_line_and_its_code(
         run_command(main)
     assert stop.value.code == code
     assert capsys.readouterr().err == says
+
+
+@pytest.mark.parametrize("flag", ["--help", "--json"])
+def test_output_that_nobody_takes_is_one_line_and_no_traceback(flag: str) -> None:
+    command = [sys.executable, "-m", "smelt_interp.budget", "--pair", "demo", flag]
+    # Buffered, as a user has it: the output fails only when it is flushed.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    closed = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(writer)
+    assert (closed.returncode, closed.stderr) == (1, "error: Broken pipe: output\n")
+    with Path("/dev/full").open("w") as disk:
+        full = subprocess.run(command, stdout=disk, stderr=subprocess.PIPE, text=True, env=environment)
+    assert (full.returncode, full.stderr) == (1, "error: No space left on device: output\n")

@@ -13,6 +13,9 @@ from smelt_interp.errors import UserError
 RULES = [
     ("num_layers", 0, "num_layers must be at least 1; got 0"),
     ("top_k", 0, "top_k must be at least 1; got 0"),
+    ("width", 10**400, r"width must be at most 1000000000000; got 10{400}"),
+    ("num_layers", 10**9, "layers times visits must be at most 100000 steps; got 1000000002"),
+    ("num_visits", 10**9, "layers times visits must be at most 100000 steps; got 2000000002"),
     ("top_k", 7, r"top_k must be at most num_experts \(6\); got 7"),
     ("num_heads", 3, r"num_heads must be a multiple of num_kv_heads \(2\); got 3"),
     ("head_width", 7, "head_width must be even with a rotary embedding; got 7"),
@@ -73,6 +76,8 @@ def test_fields_with_defaults_may_be_left_out_and_no_others():
     ("text", "message"),
     [
         ("{", "config.json must hold JSON; "),
+        ("[" * 100_000, "config.json must hold JSON; "),
+        ('{"width": 1' + "0" * 5000 + "}", "config.json must hold JSON; "),
         ("[1]", "config.json must hold one JSON object; got list"),
         (
             json.dumps(TINY.to_json() | {"num_loops": 2, "d_model": 4}),
@@ -92,6 +97,8 @@ def test_a_file_that_is_no_config_is_named(tmp_path, text, message):
 def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path):
     with pytest.raises(UserError, match=r"a config file must exist; got .*none.json"):
         ModelConfig.load(tmp_path / "none.json")
+    with pytest.raises(UserError, match=r"a config file must be readable; got .*: Is a directory"):
+        ModelConfig.load(tmp_path)
     (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match=r"config\.json must hold JSON; "):
         ModelConfig.load(tmp_path / "config.json")
