@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from smelt_interp.command_line import parse
 from smelt_interp.errors import UserError, run_command
-from smelt_interp.robust_fit import cell_weights, interval, minimise
+from smelt_interp.robust_fit import cell_weights, check_draws, interval, minimise
 from smelt_interp.runs import ANY, POSITIVE, Columns, read_columns
 from smelt_interp.tables import Cell, print_json, print_table
 
@@ -29,6 +29,9 @@ BASELINE = "baseline"
 
 MIN_RUNS = 5
 """One more than the sigmoid has coefficients."""
+
+MOST_DRAWN_RUNS = 10_000_000
+"""Runs of one architecture times draws: every draw of every run is held at once."""
 
 # b, log a, log alpha, tau of standardised loss and score
 LOWER_BOUNDS = np.array([-30.0, -3.0, -3.0, -10.0])
@@ -150,6 +153,8 @@ def excess(
     reference: Runs, looped: Runs, direction: Direction, draws: int, generator: np.random.Generator
 ) -> list[Excess]:
     """Mean excess residual of the looped runs over the sigmoid of the reference, by group and pooled."""
+    if (drawn_runs := draws * max(len(reference.loss), len(looped.loss))) > MOST_DRAWN_RUNS:
+        raise UserError(f"runs times draws must be at most {MOST_DRAWN_RUNS}; got {drawn_runs}: take fewer draws")
     residual_N = looped.score - fit(reference.loss, reference.score, direction).score(looped.loss)
     reference_weights_XN = cell_weights(np.arange(len(reference.loss)), draws, generator)
     drawn = fit(reference.loss, reference.score, direction, reference_weights_XN)
@@ -222,10 +227,7 @@ class FitOptions:
     """Print JSON."""
 
     def __post_init__(self) -> None:
-        if self.draws < 1:
-            raise UserError(f"--draws must be at least 1; got {self.draws}")
-        if self.seed < 0:
-            raise UserError(f"--seed must be at least 0; got {self.seed}")
+        check_draws(self.draws, self.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

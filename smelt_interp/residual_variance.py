@@ -23,6 +23,9 @@ from smelt_interp.tables import Cell, print_json, print_table
 
 Floats = NDArray[np.float64]
 
+MOST_SAMPLES = 1_000_000
+LARGEST_VARIANCE = 1e100
+
 
 def closed_form(config: ModelConfig, correlation: float, update_variance: float = 1.0, start: float = 1.0) -> Floats:
     """Variance of the stream after each step, shape (steps,); `start` is the embedding's."""
@@ -49,8 +52,8 @@ def simulated(
     A layer's update is sqrt(rho) of what it says on every visit and sqrt(1 - rho) of what it says on this one.
     """
     _check(correlation, update_variance, start)
-    if samples < 2:
-        raise UserError(f"samples must be at least 2; got {samples}")
+    if not 2 <= samples <= MOST_SAMPLES:
+        raise UserError(f"samples must be from 2 to {MOST_SAMPLES}; got {samples}")
     shared_LN = generator.standard_normal((config.num_layers, samples))
     stream_N = np.sqrt(start) * generator.standard_normal(samples)
     after = []
@@ -66,8 +69,8 @@ def _check(correlation: float, update_variance: float, start: float) -> None:
     if not 0 <= correlation <= 1:
         raise UserError(f"correlation must be from 0 to 1; got {correlation}")
     for name, value in (("update_variance", update_variance), ("start", start)):
-        if not 0 <= value < float("inf"):
-            raise UserError(f"{name} must be 0 or more; got {value}")
+        if not 0 <= value <= LARGEST_VARIANCE:
+            raise UserError(f"{name} must be from 0 to {LARGEST_VARIANCE:g}; got {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

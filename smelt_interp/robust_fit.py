@@ -16,6 +16,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from smelt_interp.errors import UserError
+
 Floats = NDArray[np.float64]
 
 FIRST_DAMPING = 1e-2
@@ -27,6 +29,7 @@ CONVERGED = 1e-9
 """A relative fall of the loss below this, three steps in a row, ends a fit."""
 STEPS_WITHOUT_GAIN = 3
 MOST_STEPS = 300
+MOST_DRAWS = 100_000
 
 
 class Curve(Protocol):
@@ -105,6 +108,14 @@ def _step(residual_XN: Floats, slopes_XNP: Floats, weights_XN: Floats, damping_X
     )
     step_XP: Floats = np.linalg.solve(damped_XPP, -slope_XP[..., None])[..., 0]
     return step_XP
+
+
+def check_draws(draws: int, seed: int) -> None:
+    """Raise `UserError` for a bootstrap that cannot be drawn."""
+    if not 1 <= draws <= MOST_DRAWS:
+        raise UserError(f"--draws must be from 1 to {MOST_DRAWS}; got {draws}")
+    if seed < 0:
+        raise UserError(f"--seed must be at least 0; got {seed}")
 
 
 def cell_weights(cell_N: NDArray[np.int64], draws: int, generator: np.random.Generator) -> Floats:

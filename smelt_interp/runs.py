@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from smelt_interp.errors import UserError
 
 Floats = NDArray[np.float64]
+
+SHOWN_HEADER = 120
+"""Characters of a header that a message repeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,8 @@ def read_columns(path: Path, words: tuple[str, ...], numbers: dict[str, Rule], o
         raise UserError(f"{path} must be a CSV file in UTF-8; {error}") from None
     required = (*words, *numbers)
     if missing := [name for name in required if name not in header]:
-        raise UserError(f"{path} must have the columns {', '.join(required)}; missing {', '.join(missing)}")
+        lacks = f"missing {', '.join(missing)} in the header {shorten(','.join(header), SHOWN_HEADER)!r}"
+        raise UserError(f"{path} must have the columns {', '.join(required)}, separated by commas; {lacks}")
     if len(set(header)) < len(header):
         raise UserError(f"{path} must name each column once; got {', '.join(header)}")
     if not rows:

@@ -18,7 +18,7 @@ import tyro
 
 from smelt_interp.command_line import parse
 from smelt_interp.errors import UserError, run_command
-from smelt_interp.robust_fit import interval
+from smelt_interp.robust_fit import check_draws, interval
 from smelt_interp.runs import POSITIVE, SHARE, read_columns
 from smelt_interp.scaling_fit import Grid, LawFit, bootstrap, fit
 from smelt_interp.scaling_law import (
@@ -97,10 +97,7 @@ class DrawOptions(Question):
 
     def __post_init__(self) -> None:
         Question.__post_init__(self)
-        if self.draws < 1:
-            raise UserError(f"--draws must be at least 1; got {self.draws}")
-        if self.seed < 0:
-            raise UserError(f"--seed must be at least 0; got {self.seed}")
+        check_draws(self.draws, self.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +256,7 @@ def printed_report(options: PrintedOptions) -> Row:
     for compute, sparsity in itertools.product(options.compute, options.sparsity):
         low, high = rounding_interval(compute, sparsity)
         value = float(compute_gain(baseline, looped, compute, sparsity))
-        gain = {"value": value, "low": _finite(low), "high": _finite(high)}
+        gain = {"value": _finite(value), "low": _finite(low), "high": _finite(high)}
         gains.append({"architecture": "smelt", "compute": compute, "sparsity": sparsity, "gain": gain})
     return {"fits": fits, "frontier": frontier, "gains": gains}
 

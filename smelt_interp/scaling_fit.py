@@ -36,6 +36,7 @@ SAME_MINIMUM = 1e-3
 DRAWS_AT_ONCE = 250
 
 MIN_POINTS = 7
+MOST_POINTS = 10_000
 MIN_SPARSITIES = 2
 MIN_BUDGETS = 2
 MIN_HORIZONS = 3
@@ -60,6 +61,8 @@ class Grid:
 
     def check(self, name: str) -> None:
         """Raise `UserError` when the grid cannot tell six coefficients."""
+        if len(self.loss) > MOST_POINTS:
+            raise UserError(f"{name} must have at most {MOST_POINTS} points, one a run; got {len(self.loss)}")
         for what, values, least in (
             ("sparsity levels", self.sparsity, MIN_SPARSITIES),
             ("FLOPs a token", self.flops_per_token, MIN_BUDGETS),
@@ -69,6 +72,8 @@ class Grid:
                 raise UserError(f"{name} must have at least {least} different {what} to fit the law; got {found}")
         if len(self.loss) < MIN_POINTS:
             raise UserError(f"{name} must have at least {MIN_POINTS} points for six coefficients; got {len(self.loss)}")
+        if np.ptp(self.loss) == 0:
+            raise UserError(f"{name} must have losses that differ; got {self.loss[0]} in every run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,13 +199,12 @@ def bootstrap(
     `show` is called with the number of draws done.
     """
     curve = _CentredCurve(grid)
-    weights_XN = cell_weights(grid.cell_N, draws, generator)
     origins_XP = np.concatenate([fitted.parameters_P[None], fitted.other_minima_XP])
     found = []
     for first in range(0, draws, DRAWS_AT_ONCE):
-        weights = weights_XN[first : first + DRAWS_AT_ONCE]
-        found.append(_refit(curve, np.log(grid.loss), weights, origins_XP))
-        show(first + len(weights))
+        weights_XN = cell_weights(grid.cell_N, min(DRAWS_AT_ONCE, draws - first), generator)
+        found.append(_refit(curve, np.log(grid.loss), weights_XN, origins_XP))
+        show(first + len(weights_XN))
     return curve.law(np.concatenate(found))
 
 

@@ -144,4 +144,9 @@ def test_bad_input_ends_in_one_line(command: Command, tmp_path: Path) -> None:
     path.write_text("architecture,loss,score\nbaseline,2,nan\n")
     assert "line 2: score must be a finite number; got 'nan'" in command.refusal(main, "fit", path)
     assert "wins must be from 0" in command.refusal(main, "wins", 3, 2)
-    assert "--draws must be at least 1" in command.refusal(main, "fit", path, "--draws", 0)
+    assert "--draws must be from 1 to 100000; got 0" in command.refusal(main, "fit", path, "--draws", 0)
+    path.write_text("architecture,loss,score\n" + "".join(f"{name},{2 + run / 999},0.{run}\n"
+                    for name in ("baseline", "smelt") for run in range(101)))  # fmt: skip
+    assert "runs times draws must be at most 10000000; got 10100000" in command.refusal(
+        main, "fit", path, "--draws", 100_000
+    )

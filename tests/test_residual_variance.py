@@ -48,8 +48,9 @@ def test_variance_never_falls_along_the_steps() -> None:
     [
         ({"correlation": 1.5}, "correlation must be from 0 to 1; got 1.5"),
         ({"correlation": float("nan")}, "correlation must be from 0 to 1"),
-        ({"correlation": 0.5, "update_variance": -1.0}, "update_variance must be 0 or more; got -1.0"),
-        ({"correlation": 0.5, "start": -1.0}, "start must be 0 or more; got -1.0"),
+        ({"correlation": 0.5, "update_variance": -1.0}, "update_variance must be from 0 to 1e\\+100; got -1.0"),
+        ({"correlation": 0.5, "start": -1.0}, "start must be from 0 to 1e\\+100; got -1.0"),
+        ({"correlation": 0.5, "start": 1e308}, "start must be from 0 to 1e\\+100; got 1e\\+308"),
     ],
 )
 def test_what_is_no_variance_or_correlation_is_refused(values: dict[str, float], says: str) -> None:
@@ -57,9 +58,10 @@ def test_what_is_no_variance_or_correlation_is_refused(values: dict[str, float],
         closed_form(DEMO_SMELT, **values)
 
 
-def test_one_sample_has_no_variance() -> None:
-    with pytest.raises(UserError, match="samples must be at least 2; got 1"):
-        simulated(DEMO_SMELT, 0.5, np.random.default_rng(0), samples=1)
+@pytest.mark.parametrize("samples", [1, 10**13])
+def test_a_simulation_is_of_two_samples_to_a_million(samples: int) -> None:
+    with pytest.raises(UserError, match=f"samples must be from 2 to 1000000; got {samples}"):
+        simulated(DEMO_SMELT, 0.5, np.random.default_rng(0), samples=samples)
 
 
 def test_the_command_shows_both_scales(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

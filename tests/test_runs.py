@@ -28,8 +28,12 @@ def test_columns_are_found_by_name_in_any_order_beside_others(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("name,loss\na,1\n", r"must have the columns name, loss, sparsity, score; missing sparsity, score"),
-        ("", r"missing name, loss, sparsity, score"),
+        (
+            "name,loss\na,1\n",
+            r"must have the columns name, loss, sparsity, score, .*; missing sparsity, score in the header 'name,loss'",
+        ),
+        ("", r"missing name, loss, sparsity, score in the header ''"),
+        ("name;loss;sparsity;score\n", r"separated by commas; missing .* in the header 'name;loss;sparsity;score'"),
         ("name,loss,sparsity,score\n", r"must hold at least one row below its header; got none"),
         ("name,loss,sparsity,score\na,1,0,0\nb,nan,0,0\n", r"line 3: loss must be a finite number above 0; got 'nan'"),
         ("name,loss,sparsity,score\na,-2,0,0\n", r"line 2: loss must be a finite number above 0; got '-2'"),

@@ -248,6 +248,7 @@ def test_the_printed_law_can_be_asked_anywhere(command: Command) -> None:
     [
         (lambda one: {"sparsity": np.full(72, 0.95)}, "at least 2 different sparsity levels to fit the law; got 1"),
         (lambda one: {"flops_per_token": np.full(72, 1e9)}, "at least 2 different FLOPs a token to fit the law; got 1"),
+        (lambda one: {"loss": np.full(72, 2.0)}, "losses that differ; got 2.0 in every run"),
         (lambda one: {"tokens": np.full(72, 1e10)}, "at least 3 different token horizons to fit the law; got 1"),
     ],
 )
@@ -271,13 +272,26 @@ def test_six_points_are_too_few_for_six_coefficients(command: Command, tmp_path:
     assert "at least 7 points for six coefficients; got 6" in command.refusal(main, "fit", path)
 
 
+def test_a_file_of_more_points_than_runs_is_refused() -> None:
+    one = grid(LAWS["baseline"])
+    names = ("flops_per_token", "sparsity", "tokens", "loss")
+    with pytest.raises(UserError, match="at most 10000 points, one a run; got 10008"):
+        Grid(**{name: np.tile(getattr(one, name), 139) for name in names}).check("a grid")
+
+
+def test_a_printed_gain_that_is_never_reached_is_null_and_says_never(command: Command) -> None:
+    for row in command.json(main, "printed", "--compute", 1e30)["gains"]:
+        assert row["gain"]["value"] is None
+    assert "never [never, " in command.text(main, "printed", "--compute", 1e30)
+
+
 def test_bad_files_and_options_end_in_one_line(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("architecture,flops_per_token,sparsity,tokens\n")
     assert "missing loss" in command.refusal(main, "fit", path)
     path.write_text(f"{HEADER}\nbaseline,1e9,0.9,1e10,-2\n")
     assert "line 2: loss must be a finite number above 0; got '-2'" in command.refusal(main, "fit", path)
-    assert "--draws must be at least 1; got 0" in command.refusal(main, "fit", path, "--draws", 0)
+    assert "--draws must be from 1 to 100000; got 0" in command.refusal(main, "fit", path, "--draws", 0)
     assert "--seed must be at least 0; got -1" in command.refusal(main, "fit", path, "--seed", -1)
     assert "--compute must be above 0; got 0.0" in command.refusal(main, "printed", "--compute", 0)
     assert "--sparsity must be a share" in command.refusal(main, "printed", "--sparsity", 1)
