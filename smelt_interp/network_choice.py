@@ -44,8 +44,11 @@ class NetworkChoice:
         elif len(self.config) > 2:
             raise UserError(f"--config must name one file or two; got {len(self.config)}")
         else:
-            loaded = [(str(path), ModelConfig.load(path)) for path in self.config]
-            found = [(name, config, causal_mean(config.context)) for name, config in loaded]
+            names = [str(path) for path in self.config]
+            if len(set(names)) < len(names):
+                names[1] += ", again"
+            loaded = [ModelConfig.load(path) for path in self.config]
+            found = [(name, config, causal_mean(config.context)) for name, config in zip(names, loaded, strict=True)]
         return tuple(
             Network(name=name, config=config, attended_tokens=own if attended_tokens == "own" else attended_tokens)
             for name, config, own in found

@@ -11,6 +11,7 @@ import torch
 from commands import Command
 from torch.utils.flop_counter import FlopCounterMode
 
+from model.hook_names import Request
 from model.layer import Pass
 from model.network import LoopedMoE
 from smelt_interp import printed
@@ -81,15 +82,16 @@ def test_flops_are_what_torch_counts_in_a_forward_pass(name: str) -> None:
 def test_flops_of_a_step_are_what_torch_counts_on_the_meta_device(name: str) -> None:
     config, length = CONFIGS[name], 512
     network = meta_network(config)
-    run = Pass(
-        allowed_BTS=None,
-        cos_BTC=None,
-        sin_BTC=None,
-        eager_attention=False,
+    request = Request(
+        attention="fast",
         head_results=False,
         expert_results=False,
-        kv_cache=None,
+        first_step=0,
+        stop_step=len(plan(config)),
+        from_tokens=True,
+        to_logits=True,
     )
+    run = Pass(request=request, allowed_BTS=None, cos_BTC=None, sin_BTC=None, kv_cache=None)
     x_BTD = torch.empty(1, length, config.width, device="meta")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         network.layers[0].attn(x_BTD, hooks=network.blocks[0].attn, scale=1.0, run=run)
@@ -200,6 +202,15 @@ def test_the_command_turns_the_knobs_of_the_first_network_only(command: Command)
     assert report["budgets"]["baseline"] == command.json(main, "--pair", "200M")["budgets"]["baseline"]
     assert not report["mismatch"]["within_paper_tolerance"]
     assert "span must be a share of the layers" in command.refusal(main, "--pair", "200M", "--span", 2)
+
+
+def test_a_config_is_compared_with_itself_turned(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(DEMO_SMELT.to_json()))
+    budgets = command.json(main, "--config", path, path, "--num-experts", 32)["budgets"]
+    assert [shown["router_parameters"] for shown in budgets.values()] == [
+        budget(replace(DEMO_SMELT, num_experts=count)).parameters.router for count in (32, 16)
+    ]
 
 
 def test_the_parts_add_up(command: Command) -> None:
