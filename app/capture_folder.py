@@ -38,14 +38,25 @@ def say_how_to_record(folder: Path) -> None:
     st.code(RECORD.format(folder=folder), language="bash")
 
 
+def first_to_show(folder: Path, names: list[str]) -> str:
+    """The first capture whose network visits a layer more than once, or else the first."""
+    for name in names:
+        try:
+            if Capture(folder / name).config.num_visits > 1:
+                return name
+        except UserError:  # the list of runs shows what is wrong with it
+            continue
+    return names[0]
+
+
 def name_a_capture(page: st.Page, folder: Path) -> None:
-    """Go to the page with the first capture in the address when it names none.
+    """Go to the page with a capture in the address when it names none.
 
     The widget has no default for this reason: a link keeps its meaning when more captures are recorded.
     """
     names = capture_names(folder)
     if names and KEY not in st.query_params and st.session_state.get(KEY) is None:
-        st.switch_page(page, query_params={**st.query_params.to_dict(), KEY: names[0]})
+        st.switch_page(page, query_params={**st.query_params.to_dict(), KEY: first_to_show(folder, names)})
 
 
 def choose_capture(folder: Path) -> None:

@@ -96,16 +96,16 @@ class Contents:
         """SHA-256 of config and request: parts with the same one belong together."""
         return contents_digest(self.config_json(), self.request_json())
 
-    def site_bytes(self) -> int:
-        """Bytes that the sites take before compression."""
-        num_samples, num_tokens = self.samples.ids_NT.shape
-        return sum(
-            len(kept.steps)
-            * num_samples
-            * prod(site_shape(suffix, self.config, num_tokens, len(kept.heads)))
-            * (4 if SITES[suffix].integer or self.precision == "float32" else 2)
-            for suffix, kept in self.sites.items()
-        )
+    def num_bytes(self) -> int:
+        """Bytes that sites, outputs and token columns take before compression."""
+        num_tokens = self.samples.ids_NT.shape[1]
+        columns = [*OUTPUT_TYPES.values(), *(TOKEN_TYPES[name] for name in TOKEN_COLUMNS)]
+        a_sample: int = num_tokens * sum(column.itemsize for column in columns)
+        for suffix, kept in self.sites.items():
+            value_bytes = 4 if SITES[suffix].integer or self.precision == "float32" else 2
+            shape = site_shape(suffix, self.config, num_tokens, len(kept.heads))
+            a_sample += len(kept.steps) * prod(shape) * value_bytes
+        return len(self.samples) * a_sample
 
 
 def contents_digest(config_json: str, request_json: str) -> str:

@@ -71,8 +71,12 @@ class Recording:
         self._digest = contents.digest()
         self._parts: dict[int, Part] = {}
         if self.finished:
-            if Capture(out).contents_digest != self._digest:
-                raise UserError(f"a capture must not replace another; {out} holds one of another request: rename it")
+            if (capture := Capture(out)).contents_digest != self._digest:
+                differing = ", ".join(_differing(capture, contents))
+                raise UserError(
+                    f"a capture must not replace another; {out} holds one that differs in {differing}: "
+                    "rename it or choose another name"
+                )
             shutil.rmtree(self._folder, ignore_errors=True)
             return
         self._open_folder()
@@ -312,3 +316,10 @@ def _copy(part: Part, file: h5py.File, num_samples: int) -> None:
                 filters, chunk = dataset.id.read_direct_chunk(offset)
                 place = (*offset[:axis], part.first + offset[axis], *offset[axis + 1 :])
                 target.id.write_direct_chunk(place, chunk, filters)
+
+
+def _differing(capture: Capture, contents: Contents) -> list[str]:
+    """What two requests differ in, e.g. `threads`; `config` for the network's shape."""
+    asked = json.loads(contents.request_json())
+    names = [name for name in sorted({*asked, *capture.request}) if asked.get(name) != capture.request.get(name)]
+    return names if capture.config == contents.config else ["config", *names]

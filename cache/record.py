@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -306,7 +307,7 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
             dtype=options.dtype,
             source=source,
             command=command,
-            watch=_announce,
+            watch=partial(_announce, options.out),
             **filters,
         )
     except (OSError, KeyboardInterrupt):
@@ -314,12 +315,15 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
         raise
 
 
-def _announce(contents: Contents, remaining: int) -> Callable[[int], None]:
-    size = compact(contents.site_bytes())
-    print(
-        f"{len(contents.samples)} samples, {len(contents.sites)} sites: about {size}B in parts and as much again in "
-        f"the file, before compression; {remaining} batches to record"
-    )
+def _announce(out: Path, contents: Contents, remaining: int) -> Callable[[int], None]:
+    if remaining:
+        print(
+            f"{out}: {len(contents.samples)} samples, {len(contents.sites)} sites, about "
+            f"{compact(contents.num_bytes())}B in parts and as much again in the file, before compression; batches to "
+            f"record: {remaining}"
+        )
+    else:
+        print(f"{out}: recorded before, used as it is")
     return Progress("batches", remaining).show
 
 

@@ -45,6 +45,9 @@ def generate(network: LoopedMoE, prompts: Sequence[Sequence[int]], sampling: Sam
     The whole prompt is read in one pass, then one token a pass, each with the hooks that are set. Raises `UserError`
     for no prompts, an empty one, and one whose tokens with the new ones exceed the context.
     """
+    given: list[object] = list(prompts)
+    if any(isinstance(prompt, (str, Tensor)) for prompt in given):
+        raise UserError("prompts must be lists of token ids, e.g. [[256, 40, 91]]; got text or tensors: use .tolist()")
     if not prompts or not all(prompts):
         raise UserError(f"prompts must be at least one, none of them empty; got lengths {[len(p) for p in prompts]}")
     longest = max(map(len, prompts))

@@ -156,8 +156,8 @@ def remarks(arguments: Arguments, measured: Sequence[Measured]) -> list[str]:
         if arguments.source.capture is None:
             lines.append("untrained network: left out by --no-untrained")
         else:
-            way_out = "record one with `python -m cache.record --untrained ...` and add --against FILE"
-            lines.append(f"untrained network: not recorded; {way_out}")
+            way_out = "add --against a capture recorded with `python -m cache.record --untrained ...`"
+            lines.append(f"untrained network: not measured; {way_out}")
     if first.config.num_visits > 1 and not any(network.config.num_visits == 1 for network in others):
         lines.append("Baseline: not measured; add --against CHECKPOINT_OR_CAPTURE")
     return lines

@@ -127,7 +127,12 @@ class Network:
 
 
 def open_networks(source: Source, seed: int) -> tuple[Network, ...]:
-    """The measured network, then those beside it, each under a name of its own."""
+    """The measured network, then those beside it, each under a name of its own.
+
+    Raises UserError as reading them does, for two of one name, and for a folder given as a capture.
+    """
+    if source.capture is not None and source.capture.is_dir():
+        raise UserError(f"a capture must be a file; got the folder {source.capture}: a checkpoint is opened by --ckpt")
     paths = [path for path in (source.ckpt, source.capture, *source.against) if path is not None]
     openers = [_checkpoint if path == source.ckpt or path.is_dir() else _captured for path in paths]
     networks = [opened(path, source) for opened, path in zip(openers, paths, strict=True)]

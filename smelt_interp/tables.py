@@ -79,18 +79,24 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:+.2f}%"
 
 
+SECONDS_BETWEEN_LINES = 30
+
+
 class Progress:
-    """One line on the error stream, rewritten: what, how many, seconds left. Silent where nobody watches."""
+    """One line on the error stream: what, how many, seconds left. It is rewritten on a terminal; elsewhere, as in a
+    log, a new one is written every 30 seconds."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what
         self._total = total
-        self._start = time.monotonic()
+        self._start = self._said = time.monotonic()
 
     def show(self, done: int) -> None:
         """Say how many of the total are done; the last call ends the line."""
-        if not sys.stderr.isatty():
+        now, terminal = time.monotonic(), sys.stderr.isatty()
+        if not terminal and now - self._said < SECONDS_BETWEEN_LINES:
             return
-        left = (time.monotonic() - self._start) / max(done, 1) * (self._total - done)
-        end = "\n" if done >= self._total else ""
-        print(f"\r{self._what}: {done}/{self._total}, {left:.0f} s left ", end=end, file=sys.stderr, flush=True)
+        self._said = now
+        left = (now - self._start) / max(done, 1) * (self._total - done)
+        begin, end = ("\r", "" if done < self._total else "\n") if terminal else ("", "\n")
+        print(f"{begin}{self._what}: {done}/{self._total}, {left:.0f} s left ", end=end, file=sys.stderr, flush=True)

@@ -32,7 +32,7 @@ def test_every_probe_answers_on_every_network_and_a_second_run_records_nothing(
     tables = [line for line in printed.splitlines() if " on dyck (" in line or " on code (" in line]
     titles = [catalog.load(name).TITLE for name in catalog.NAMES]
     assert [line.split(":")[0] for line in tables] == [*titles[:4], *titles[:4], titles[4]]
-    assert "untrained network: not recorded" not in printed
+    assert "untrained network: not measured" not in printed
     assert "Baseline: not measured" not in printed
     assert "The paper's figures against tiny-looped; n 2" in printed
     assert "10 shots fit the context of 160 tokens" in printed

@@ -133,3 +133,9 @@ def test_bad_prompts_are_named(prompts, message):
 def test_bad_sampling_is_named(field, value, message):
     with pytest.raises(UserError, match=message):
         Sampling(**({"max_new_tokens": 1} | {field: value}))
+
+
+@pytest.mark.parametrize("prompts", ["text", ["text"], torch.zeros(1, 3, dtype=torch.long), [torch.zeros(3)]])
+def test_prompts_are_lists_of_token_ids(prompts):
+    with pytest.raises(UserError, match=r"prompts must be lists of token ids, e\.g\. .*; got text or tensors"):
+        generate(tiny_network(), prompts, Sampling(max_new_tokens=1))

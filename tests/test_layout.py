@@ -77,7 +77,10 @@ def test_the_size_said_beforehand_is_the_size_of_the_datasets(tmp_path: Path, dt
     )
     planted_capture(tmp_path / "a.h5", batch, dtype=dtype)
     with h5py.File(tmp_path / "a.h5") as file:
-        assert contents.site_bytes() == sum(file[suffix].nbytes for suffix in suffixes)
+        assert contents.num_bytes() == sum(
+            file[name].nbytes
+            for name in (*suffixes, "logprob", "argmax", "tokens/ids", "tokens/role", "tokens/segment_start")
+        )
 
 
 def test_every_site_has_the_shape_of_its_axes() -> None:

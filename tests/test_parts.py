@@ -256,7 +256,9 @@ def test_a_finished_capture_is_left_as_it_is(tmp_path: Path, batch: Batch) -> No
     record(out, batch)
     assert out.stat() == before
     assert not parts_folder(out).exists()
-    with pytest.raises(UserError, match=r"a capture must not replace another; .*a.h5 holds one of another request"):
+    with pytest.raises(
+        UserError, match=r"a capture must not replace another; .*a.h5 holds one that differs in seed: rename it"
+    ):
         recording_of(out, batch, seed=1)
     with pytest.raises(UserError, match="a capture must not replace another"):
         recording_of(out, replace(batch, samples=batch.samples.rows(np.arange(NUM_SAMPLES)[::-1].copy())))

@@ -94,7 +94,7 @@ def test_the_table_has_intervals_nulls_and_the_way_to_what_is_missing(
     printed = capsys.readouterr().out
     assert "Attention sink: looped on code (5 samples)" in printed
     assert "0.6 [0.6, 0.6]" in printed
-    assert "untrained network: not recorded; record one with `python -m cache.record --untrained ...`" in printed
+    assert "untrained network: not measured; add --against a capture recorded with" in printed
     assert "Baseline: not measured; add --against" in printed
     run(monkeypatch, "attention_sink", "--capture", str(folder / "looped.h5"), "--against",
         str(folder / "baseline.h5"), "--level", "head")  # fmt: skip
@@ -113,7 +113,7 @@ def test_an_untrained_capture_beside_it_is_the_untrained_network(
     for name, expected in (("looped-untrained", False), ("baseline", True)):
         against = str(folder / f"{name}.h5")
         run(monkeypatch, "attention_sink", "--capture", str(folder / "looped.h5"), "--against", against)
-        assert ("untrained network: not recorded" in capsys.readouterr().out) == expected
+        assert ("untrained network: not measured" in capsys.readouterr().out) == expected
 
 
 def test_the_json_says_what_made_it(

@@ -138,6 +138,7 @@ def test_networks_of_one_name_are_told_apart_by_their_paths(folder: Path) -> Non
         ({"ckpt": "nowhere"}, "a checkpoint must be a folder; got .*nowhere, which is none"),
         ({"ckpt": "dyck.h5"}, "a checkpoint must be a folder; got .*dyck.h5, which is none: a capture is opened by"),
         ({"capture": "nowhere.h5"}, "a capture must be a file; got .*nowhere.h5"),
+        ({"capture": "looped"}, "a capture must be a file; got the folder .*looped: a checkpoint is opened by --ckpt"),
     ],
 )
 def test_sources_outside_their_rule_are_refused(folder: Path, source: dict[str, str], message: str) -> None:

@@ -279,8 +279,8 @@ def test_the_same_command_gives_the_same_bytes(
     # 12 samples, 2 steps, one head: T x T of attention and T x 6 of keys, 2 bytes each; T is the longest row.
     capture = Capture(tmp_path / "one" / "a.h5")
     num_tokens = capture.samples.ids_NT.shape[1]
-    size = 12 * 2 * 2 * (num_tokens**2 + 6 * num_tokens)
-    assert f"12 samples, 2 sites: about {size}B in parts and as much again in the file" in out
+    size = 12 * 2 * 2 * (num_tokens**2 + 6 * num_tokens) + 12 * num_tokens * 17
+    assert f"12 samples, 2 sites, about {size}B in parts and as much again in the file" in out
     assert capture.kept[PATTERN] == ((3, 4), (0,))
     assert capture.command.startswith("python -m cache.record --ckpt ")
 

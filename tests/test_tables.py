@@ -48,11 +48,15 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_says_how_much_is_left_and_only_to_a_terminal(
+def test_progress_says_how_much_is_left_often_to_a_terminal_and_seldom_to_a_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Progress("draws", 4).show(4)
     assert capsys.readouterr().err == ""
+    monkeypatch.setattr("smelt_interp.tables.SECONDS_BETWEEN_LINES", 0)
+    Progress("draws", 4).show(1)
+    assert capsys.readouterr().err.startswith("draws: 1/4, ")
+    monkeypatch.undo()
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     progress = Progress("draws", 4)
