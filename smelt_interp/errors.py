@@ -24,6 +24,9 @@ def run_command(main: Callable[[], None]) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USER) from None
+    except ModuleNotFoundError as error:
+        print(f"error: {error.name} must be installed for this; pip install -r requirements.lock", file=sys.stderr)
+        raise SystemExit(EXIT_USER) from None
     except OSError as error:
         print(f"error: {error.strerror or error}: {error.filename or 'output'}", file=sys.stderr)
         raise SystemExit(EXIT_DISK) from None

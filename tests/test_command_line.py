@@ -66,6 +66,11 @@ def test_help_exits_0_and_prints_the_docstrings(capsys: pytest.CaptureFixture[st
     ("raised", "code", "says"),
     [
         (UserError("x must be 1; got 2"), 2, "error: x must be 1; got 2\n"),
+        (
+            ModuleNotFoundError("No module named 'torch'", name="torch"),
+            2,
+            "error: torch must be installed for this; pip install -r requirements.lock\n",
+        ),
         (OSError(28, "No space left on device", "a.h5"), 1, "error: No space left on device: a.h5\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
