@@ -18,7 +18,7 @@ import tyro
 from torch import Tensor, nn
 
 from model import experts_reference
-from model.experts import ExpertWeights, experts
+from model.experts import ExpertWeights, experts, experts_traced
 from model.routing import route
 from smelt_interp.errors import UserError, run_command
 
@@ -116,6 +116,9 @@ def check(device: torch.device, dtype: torch.dtype, bound: float) -> None:
               ", ".join(f"{name} {value:.1e}" for name, value in found.items()))  # fmt: skip
         if not max(found.values()) <= bound:
             raise UserError(f"the kernels' relative error must be at most {bound}; got {max(found.values()):.2e}")
+    few = inputs(Options(num_experts=288, top_k=8), 4, dtype, device)
+    if not torch.equal(experts(*few, backend="triton"), experts_traced(*few, backend="triton").out_ND):
+        raise UserError("a call that skips the sort must agree to the bit with one that sorts; got different outputs")
     given = inputs(Options(width=256, num_experts=64, top_k=8, expert_width=96), 512, dtype, device)
     first, second = (experts(*given, backend="triton") for _ in range(2))
     if not torch.equal(first, second):

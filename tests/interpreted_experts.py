@@ -311,14 +311,28 @@ def test_offsets_past_two_to_the_31_are_not_wrapped():
     slot = 2**31 // 16 + 1
     out_SD, expert_weights_S = storage, torch.empty(slot + 1)
     expert_weights_S[slot] = 2.0
-    left_RC = torch.randn(1, 4)
-    row, expert = torch.tensor([0]), torch.tensor([2])
+    row, expert = torch.tensor([2**31 // 4 + 1]), torch.tensor([2])
+    order_R = torch.empty(int(row) + 1, dtype=torch.int64)
+    order_R[row] = slot
+    left_C = storage[4 * row : 4 * row + 4].copy_(torch.randn(4, generator=torch.Generator().manual_seed(2)))
     experts_kernels.rows_to_slots[1, 1](
-        left_RC, weights.w_out, expert_weights_S, torch.tensor([slot]), expert, row, row + 1, out_SD,
+        storage, weights.w_out.detach(), expert_weights_S, order_R, expert, row, row + 1, out_SD,
         *weights.w_out.stride(), DEPTH=4, WIDTH=16, WEIGHTED=True, ACCUMULATE=tl.float32,
         BLOCK_ROWS=16, BLOCK_COLUMNS=16, BLOCK_DEPTH=16,
     )  # fmt: skip
-    torch.testing.assert_close(out_SD[slot * 16 : slot * 16 + 16], 2 * left_RC[0] @ weights.w_out[2].T)
+    torch.testing.assert_close(out_SD[slot * 16 : slot * 16 + 16], 2 * left_C @ weights.w_out.detach()[2].T)
+
+
+def test_slots_past_two_to_the_31_are_summed():
+    """Three tokens, two slots each, so wide that the third token begins at number 2^31; float16 saves address space."""
+    width, columns = 2**29, 128
+    slot_NKC = torch.empty(5 * width + columns, dtype=torch.float16).as_strided((3, 2, columns), (2 * width, width, 1))
+    out_NC = torch.empty(2 * width + columns, dtype=torch.float16).as_strided((3, columns), (width, 1))
+    slot_NKC.copy_(torch.randn(3, 2, columns, generator=torch.Generator().manual_seed(3)))
+    experts_kernels.combine[1, 1](
+        slot_NKC, out_NC, 3, WIDTH=width, TOP_K=2, ACCUMULATE=tl.float32, BLOCK_TOKENS=8, BLOCK_COLUMNS=columns
+    )
+    assert torch.equal(out_NC, slot_NKC.float().sum(1).half())
 
 
 def test_a_compiler_takes_the_layer_as_one_graph():

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import experts as cpu
 from benchmarks import experts_gpu as gpu
-from model.experts import ExpertWeights
+from model.experts import ExpertWeights, experts, experts_traced
 from smelt_interp.errors import UserError
 
 
@@ -72,6 +72,18 @@ def test_the_check_on_a_gpu_refuses_a_wrong_gradient(monkeypatch):
     monkeypatch.setattr(gpu, "experts", exchanged)
     with pytest.raises(UserError, match="relative error must be at most 1e-05"):
         gpu.check(torch.device("cpu"), torch.float32, 1e-5)
+
+
+def test_the_check_on_a_gpu_accepts_a_right_layer(monkeypatch, capsys):
+    """On the CPU, with the torch backend in place of the kernels."""
+    for name, function in (("experts", experts), ("experts_traced", experts_traced)):
+        monkeypatch.setattr(
+            gpu,
+            name,
+            lambda *given, function=function, backend, **options: function(*given, backend="torch", **options),
+        )
+    gpu.check(torch.device("cpu"), torch.float32, 1e-5)
+    assert capsys.readouterr().out.count("w_out") == 5
 
 
 def test_without_a_gpu_the_command_says_so_and_ends_with_2():

@@ -1,5 +1,6 @@
 """What the expert layer accepts, in any memory layout and type, and what it refuses."""
 
+import random
 import sys
 import warnings
 
@@ -10,6 +11,7 @@ from experts_oracle import (
     assert_equal_bits,
     layer_inputs,
     load_forward_mode,
+    loop_in_float64,
     relative_error,
     with_gradients,
 )
@@ -174,6 +176,40 @@ def test_half_precision_is_storage_and_float32_the_arithmetic(stored, backend):
     assert all(value.dtype == stored for value in half.values())
     assert torch.equal(half["out"], full["out"].to(stored))
     assert_close(half, full, 2 * torch.finfo(stored).eps)  # the gradient of the output was rounded on its way in
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_mixture_of_shapes_types_layouts_and_options_equals_the_loop(seed):
+    draw = random.Random(seed)
+    num_experts, gated = draw.choice([1, 2, 5, 37]), draw.random() < 0.6
+    x_ND, indices_NK, weights_NK, weights = layer_inputs(
+        tokens=draw.choice([0, 1, 3, 17, 70]), width=draw.choice([1, 6, 24, 40]), num_experts=num_experts,
+        top_k=draw.randint(1, min(5, num_experts)), expert_width=draw.choice([1, 6, 20, 33]), gated=gated, seed=seed,
+    )  # fmt: skip
+    types = (torch.bfloat16, torch.float16, torch.float32, torch.float32, torch.float64)
+    layouts = (lambda t: t, lambda t: t.mT.contiguous().mT, lambda t: t.repeat_interleave(2, 0)[::2])
+    leaves = [
+        draw.choice(layouts)(tensor.to(draw.choice(types))).detach().requires_grad_(draw.random() < 0.7)
+        for tensor in (x_ND, weights_NK, *weights)
+    ]
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    truth_ND = loop_in_float64(wide[0], indices_NK, wide[1], ExpertWeights(*wide[2:]), gated)
+    out_ND = experts(
+        leaves[0], draw.choice(layouts)(indices_NK), leaves[1], ExpertWeights(*leaves[2:]), gated=gated,
+        batch_invariant=draw.random() < 0.3, accumulate_into_grad=draw.random() < 0.3,
+    )  # fmt: skip
+    rounding = max(2e-6, torch.finfo(leaves[0].dtype).eps)
+    assert relative_error(out_ND, truth_ND) <= rounding
+    if out_ND.requires_grad:
+        direction_ND = torch.randn(out_ND.shape, generator=torch.Generator().manual_seed(seed)).to(out_ND.dtype)
+        out_ND.backward(direction_ND)
+        truth_ND.backward(direction_ND.double())
+    for leaf, exact in zip(leaves, wide, strict=True):
+        assert (leaf.grad is not None) == leaf.requires_grad
+        if leaf.requires_grad:
+            # the loop over no tokens uses no weights
+            gradient = torch.zeros_like(exact) if exact.grad is None else exact.grad
+            assert relative_error(leaf.grad, gradient) <= max(5e-6, 2 * torch.finfo(leaf.dtype).eps)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
