@@ -35,7 +35,7 @@ SHARED_MEMORY_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Bytes a block may have, by compute capability (A100, H100/H200, B200)."""
 
 _INTEGERS = {"order_R", "start_E1", "expert_P", "first_P", "stop_P"}
-_UNIT_STRIDES = {"stride_in"}
+_POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.float64: "*fp64"}
 
 
 class Configuration(NamedTuple):
@@ -59,15 +59,17 @@ class Needs(NamedTuple):
 
 
 def configurations() -> Iterator[Configuration]:
-    """Every kernel of every tile table, gated and not, once."""
-    for rows, tiles in HALF_PRECISION.items():
-        yield from _products(torch.bfloat16, tiles, last=rows == max(HALF_PRECISION))
-    yield from _products(torch.float32, FULL_PRECISION, last=True)
+    """Every kernel of every tile table, gated and not, in each type the table serves, once."""
+    for dtype in (torch.bfloat16, torch.float16):
+        for rows, tiles in HALF_PRECISION.items():
+            yield from _products(dtype, tiles, last=rows == max(HALF_PRECISION))
+    for dtype in (torch.float32, torch.float64):
+        yield from _products(dtype, FULL_PRECISION, last=True)
 
 
 def _products(dtype: torch.dtype, tiles: Tiles, *, last: bool) -> Iterator[Configuration]:
     """The products of one table; the kernels that all tables share come with the last."""
-    accumulate = {"ACCUMULATE": triton.language.float32}
+    accumulate = {"ACCUMULATE": triton.language.float64 if dtype == torch.float64 else triton.language.float32}
     for gated in (True, False):
         common = {"WIDTH": WIDTH, "EXPERT_WIDTH": EXPERT_WIDTH, "GATED": gated, **accumulate}
         name = "" if gated else " ungated"
@@ -101,7 +103,7 @@ def _products(dtype: torch.dtype, tiles: Tiles, *, last: bool) -> Iterator[Confi
          "BLOCK_COLUMNS": COMBINE_COLUMNS},
         "",
     )  # fmt: skip
-    if dtype != torch.float32:
+    if dtype == torch.bfloat16:  # integers alone: the same for every type
         yield Configuration(
             "tile_table", kernels.tile_table, dtype, Tile(TABLE_TILES, 1, 1, 4, 3),
             {"NUM_EXPERTS": NUM_EXPERTS, "BLOCK_EXPERTS": triton.next_power_of_2(NUM_EXPERTS),
@@ -120,7 +122,7 @@ def _rows(
 def compile_for(configuration: Configuration, capability: int) -> Needs:
     """Compile as a launch would: pointers and strides divisible by 16, the innermost stride 1."""
     kernel, dtype, tile = configuration.kernel, configuration.dtype, configuration.tile
-    element = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
+    element = _POINTERS[dtype]
     signature: dict[str, str] = {}
     constants: dict[tuple[int], object] = {}
     attributes: dict[tuple[int], list[list[object]]] = {}
@@ -135,7 +137,8 @@ def compile_for(configuration: Configuration, capability: int) -> Needs:
         elif name in _INTEGERS:
             signature[name] = "*i64"
         else:
-            signature[name] = "*fp32" if name in ("expert_weights_NK", "d_weight_NKC") else element
+            full = name in ("expert_weights_NK", "d_weight_NKC") and dtype != torch.float64
+            signature[name] = "*fp32" if full else element
     compiled = triton.compile(
         ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes),
         target=GPUTarget("cuda", capability, 32),

@@ -9,7 +9,7 @@ from model.experts_compile import SHARED_MEMORY_LIMIT, compile_for, configuratio
 @pytest.mark.parametrize("capability", sorted(SHARED_MEMORY_LIMIT))
 def test_every_configuration_compiles_without_spills_within_shared_memory(capability):
     table = [(item, compile_for(item, capability)) for item in configurations()]
-    assert len(table) == 37
+    assert len(table) == 73
     spilling = [(item.name, item.dtype, item.tile) for item, needs in table if needs.spilled_bytes]
     too_large = [
         (item.name, item.tile) for item, needs in table if needs.shared_bytes > SHARED_MEMORY_LIMIT[capability]
