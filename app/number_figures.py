@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from smelt_interp.scaling import BASELINE
+from smelt_interp.runs import BASELINE
 from smelt_interp.scaling_curves import Band, Surface
 from smelt_interp.serving import Serving
 

@@ -12,8 +12,8 @@ from app.number_figures import frontier_figure, gain_figure, surface_figure
 from app.number_widgets import show_command, show_table
 from app.option_widgets import choose_values, option_words
 from smelt_interp.errors import UserError
+from smelt_interp.runs import BASELINE
 from smelt_interp.scaling import (
-    BASELINE,
     NO_GAINS,
     DrawOptions,
     Fits,

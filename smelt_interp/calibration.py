@@ -18,14 +18,11 @@ from numpy.typing import NDArray
 from smelt_interp.command_line import parse
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.robust_fit import cell_weights, check_draws, interval, minimise
-from smelt_interp.runs import ANY, POSITIVE, Columns, read_columns
+from smelt_interp.runs import ANY, BASELINE, POSITIVE, Columns, read_columns
 from smelt_interp.tables import Cell, print_json, print_table
 
 Floats = NDArray[np.float64]
 Direction = Literal["falls", "rises"]
-
-BASELINE = "baseline"
-"""The architecture that the sigmoid is fitted to."""
 
 MIN_RUNS = 5
 """One more than the sigmoid has coefficients."""

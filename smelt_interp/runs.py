@@ -26,8 +26,12 @@ class Rule:
     holds: Callable[[float], bool]
 
 
+BASELINE = "baseline"
+"""The architecture in a file that the others are measured against."""
+
 ANY = Rule(says="be a finite number", holds=lambda _: True)
 POSITIVE = Rule(says="be a finite number above 0", holds=lambda value: value > 0)
+LARGE = Rule(says="be a number from 1 to 1e40", holds=lambda value: 1 <= value <= 1e40)
 SHARE = Rule(says="be a share of at least 0 and below 1", holds=lambda value: 0 <= value < 1)
 
 

@@ -16,10 +16,11 @@ from typing import Annotated
 import numpy as np
 import tyro
 
+from smelt_interp import printed
 from smelt_interp.command_line import parse
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.robust_fit import check_draws, interval
-from smelt_interp.runs import POSITIVE, SHARE, read_columns
+from smelt_interp.runs import BASELINE, LARGE, POSITIVE, SHARE, read_columns
 from smelt_interp.scaling_fit import Grid, LawFit, bootstrap, fit
 from smelt_interp.scaling_law import (
     Numbers,
@@ -31,8 +32,10 @@ from smelt_interp.scaling_law import (
 )
 from smelt_interp.tables import Cell, Progress, Table, compact, print_json, print_table
 
-BASELINE = "baseline"
-"""The architecture name that gains are measured against."""
+_GAINS = ("scaling_law", "ce_gain", "rows")
+PRINTED_BUDGETS = tuple(printed.number(*_GAINS, index, "compute") for index in range(printed.length(*_GAINS)))
+PRINTED_SPARSITIES = tuple(level for level in printed.numbers("sparsity", "levels") if level > 0)
+"""Where the paper prints gains."""
 
 ALL_DOMAINS = "all"
 """The domain of a file without a domain column."""
@@ -47,7 +50,7 @@ def read_grids(path: Path) -> dict[str, dict[str, Grid]]:
     columns = read_columns(
         path,
         words=("architecture",),
-        numbers={"flops_per_token": POSITIVE, "sparsity": SHARE, "tokens": POSITIVE, "loss": POSITIVE},
+        numbers={"flops_per_token": LARGE, "sparsity": SHARE, "tokens": LARGE, "loss": POSITIVE},
         optional=("domain",),
     )
     architectures = np.array(columns.words["architecture"])
@@ -67,9 +70,9 @@ def read_grids(path: Path) -> dict[str, dict[str, Grid]]:
 class Question:
     """Where the frontier is asked."""
 
-    compute: tuple[float, ...] = (1e20, 1e21, 1e22)
+    compute: tuple[float, ...] = PRINTED_BUDGETS
     """Training FLOPs, one or more budgets."""
-    sparsity: tuple[float, ...] = (0.85, 0.95, 0.97)
+    sparsity: tuple[float, ...] = PRINTED_SPARSITIES
     """Sparsity levels, one or more."""
     json: bool = False
     """Print JSON."""

@@ -8,8 +8,9 @@ from commands import Command
 from scipy.optimize import curve_fit
 from scipy.stats import binomtest
 
-from smelt_interp.calibration import BASELINE, Runs, excess, fit, main, win_rate, wins
+from smelt_interp.calibration import Runs, excess, fit, main, win_rate, wins
 from smelt_interp.errors import UserError
+from smelt_interp.runs import BASELINE
 
 LOSSES = np.linspace(1.5, 2.6, 24)
 EXCESS = 0.02

@@ -289,6 +289,8 @@ def test_bad_files_and_options_end_in_one_line(command: Command, tmp_path: Path)
     path = tmp_path / "runs.csv"
     path.write_text("architecture,flops_per_token,sparsity,tokens\n")
     assert "missing loss" in command.refusal(main, "fit", path)
+    path.write_text(f"{HEADER}\nbaseline,1e-300,0.9,1e10,2\n")
+    assert "line 2: flops_per_token must be a number from 1 to 1e40; got '1e-300'" in command.refusal(main, "fit", path)
     path.write_text(f"{HEADER}\nbaseline,1e9,0.9,1e10,-2\n")
     assert "line 2: loss must be a finite number above 0; got '-2'" in command.refusal(main, "fit", path)
     assert "--draws must be from 1 to 100000; got 0" in command.refusal(main, "fit", path, "--draws", 0)
