@@ -11,7 +11,6 @@ from smelt_interp.errors import UserError
 
 SNIPPET = """\
 from cache.store import Capture
-from cache.store import Capture
 from probes.attention_map import attention_figure, read_patterns
 
 capture = Capture({path!r})

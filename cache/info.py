@@ -1,6 +1,7 @@
 """Says what a capture holds: network, data, sites with their steps and heads, and what they take on the disk."""
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +33,15 @@ def site_rows(capture: Capture) -> list[list[Cell]]:
     return rows
 
 
-def command(file: Annotated[Path, tyro.conf.Positional]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is looked at."""
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """Capture file."""
+
+
+def command(file: Path) -> None:
     """Print what a capture holds."""
     capture = Capture(file)
     num_samples, num_tokens = capture.samples.ids_NT.shape
@@ -56,7 +65,7 @@ def command(file: Annotated[Path, tyro.conf.Positional]) -> None:
 
 def main() -> None:
     """The command line."""
-    parse(command, prog="python -m cache.info", description=__doc__ or "")
+    command(parse(Options, prog="python -m cache.info", description=__doc__ or "").file)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -83,7 +84,15 @@ def _datasets(group: h5py.Group) -> list[h5py.Dataset]:
     return found
 
 
-def command(file: Annotated[Path, tyro.conf.Positional]) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is checked."""
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """Capture file."""
+
+
+def command(file: Path) -> None:
     """Check every byte of a capture."""
     verified = verify(file)
     print(f"{file} is whole: {verified.samples} samples, {verified.sites} sites, {verified.chunks} blocks as written")
@@ -91,7 +100,7 @@ def command(file: Annotated[Path, tyro.conf.Positional]) -> None:
 
 def main() -> None:
     """The command line."""
-    parse(command, prog="python -m cache.verify", description=__doc__ or "")
+    command(parse(Options, prog="python -m cache.verify", description=__doc__ or "").file)
 
 
 if __name__ == "__main__":

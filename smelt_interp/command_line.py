@@ -29,8 +29,10 @@ def parse(
     args: Sequence[str] | None = None,
     config: Sequence[object] = (),
 ) -> Parsed:
-    """The command line (`sys.argv` when `args` is None) as an instance of a dataclass, or a function called with it.
+    """The command line (`sys.argv` when `args` is None) as an instance of a dataclass.
 
+    `kind` is the dataclass, or a function that returns the one of several that was given. It must do no work: what is
+    written to stderr meanwhile is taken for a complaint about the command line.
     Raises `UserError` with the first thing that is wrong: an option that is unknown, missing, not of its type, or
     outside a rule of the dataclass. `--help` prints and exits 0.
     """

@@ -22,17 +22,22 @@ def run_command(main: Callable[[], None]) -> None:
         finally:
             _flush_output()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say(str(error))
         raise SystemExit(EXIT_USER) from None
     except ModuleNotFoundError as error:
-        print(f"error: {error.name} must be installed for this; pip install -r requirements.lock", file=sys.stderr)
+        _say(f"{error.name} must be installed for this; pip install -r requirements.lock")
         raise SystemExit(EXIT_USER) from None
     except OSError as error:
-        print(f"error: {error.strerror or error}: {error.filename or 'output'}", file=sys.stderr)
+        _say(f"{error.strerror or error}: {error.filename or 'output'}")
         raise SystemExit(EXIT_DISK) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+def _say(message: str) -> None:
+    """One line on stderr: a path or name inside may hold line breaks."""
+    print("error:", " ".join(message.splitlines()), file=sys.stderr)
 
 
 def _flush_output() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from captures import planted_capture
+from planted import LOOPED, planted_batch, random_sites, text_samples
 
 from smelt_interp.command_line import parse
 from smelt_interp.errors import UserError, run_command
@@ -72,6 +74,8 @@ def test_help_exits_0_and_prints_the_docstrings(capsys: pytest.CaptureFixture[st
             "error: torch must be installed for this; pip install -r requirements.lock\n",
         ),
         (OSError(28, "No space left on device", "a.h5"), 1, "error: No space left on device: a.h5\n"),
+        (UserError("a file must be there; got a\nb\r\nc"), 2, "error: a file must be there; got a b c\n"),
+        (OSError(28, "No space left on device", "a\nb.h5"), 1, "error: No space left on device: a b.h5\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )
@@ -100,3 +104,22 @@ def test_output_that_nobody_takes_is_one_line_and_no_traceback(flag: str) -> Non
     with Path("/dev/full").open("w") as disk:
         full = subprocess.run(command, stdout=disk, stderr=subprocess.PIPE, text=True, env=environment)
     assert (full.returncode, full.stderr) == (1, "error: No space left on device: output\n")
+
+
+@pytest.mark.parametrize("module", ["cache.info", "cache.verify"])
+def test_the_work_of_a_command_is_not_part_of_reading_its_line(module: str, tmp_path: Path) -> None:
+    samples = text_samples(2, 8)
+    planted_capture(
+        tmp_path / "some.h5", planted_batch(LOOPED, samples, random_sites(LOOPED, samples, ("hook_attn_out",)))
+    )
+    with Path("/dev/full").open("w") as disk:
+        full = subprocess.run(
+            [sys.executable, "-m", module, str(tmp_path / "some.h5")], stdout=disk, stderr=subprocess.PIPE, text=True
+        )
+    assert (full.returncode, full.stderr) == (1, "error: No space left on device: output\n")
+
+
+def test_a_line_break_in_a_word_does_not_break_the_complaint() -> None:
+    with pytest.raises(UserError) as raised:
+        parsed("--samples", "a\nb")
+    assert "\n" not in str(raised.value)
