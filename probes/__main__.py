@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from probes import catalog, command, report, reproduction
+from probes.contract import MOST_SAMPLES, check_number
 from smelt_interp.command_line import parse
 from smelt_interp.datasets import DataOptions
 from smelt_interp.errors import run_command
@@ -32,6 +33,10 @@ class Options:
     """Rows of Dyck and of code."""
     episodes: int = 256
     """Dyck episodes at each number of shots, 0 1 2 4 8, for the in-context curve."""
+
+    def __post_init__(self) -> None:
+        check_number("samples", self.samples, 1, MOST_SAMPLES)
+        check_number("episodes", self.episodes, 1, MOST_SAMPLES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

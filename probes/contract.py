@@ -131,6 +131,23 @@ def finite(number: float) -> float | None:
     return float(number) if np.isfinite(number) else None
 
 
+# Options
+
+MOST = 10**9
+"""The largest number that an option may be, unless a lower one is said."""
+MOST_SHUFFLES = 1000
+MOST_SAMPLES = 10**6
+"""Samples are drawn into memory."""
+
+
+def check_number(name: str, number: float, least: float, most: float = MOST) -> None:
+    """Raises `UserError` unless the option of that name is a number from `least` to `most`; NaN is none."""
+    if not number >= least:
+        raise UserError(f"{name} must be at least {least}; got {number}")
+    if number > most:
+        raise UserError(f"{name} must be at most {most}; got {number}")
+
+
 # Streaming
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import Estimate, Level, Row, SampleSums, by_level, estimates, row
+from probes.contract import MOST_SAMPLES, Estimate, Level, Row, SampleSums, by_level, check_number, estimates, row
 from probes.source import DataSet
 from smelt_interp.config import ModelConfig
 from smelt_interp.dyck import DyckOptions, Pairing, Rendering, dyck_samples
@@ -65,6 +65,10 @@ class Episodes:
     """Bracket types, 1 to 4."""
     max_total: int = _DYCK.max_total
     """Brackets of prefix and answer together, at most; even."""
+
+    def __post_init__(self) -> None:
+        check_number("episodes", self.episodes, 1, MOST_SAMPLES)
+        check_number("seed", self.seed, 0)
 
     def data_sets(self, context: int) -> tuple[DataSet, ...]:
         """One data set with a part for each number of shots.

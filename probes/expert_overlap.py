@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from cache.batch import Batch
 from probes import expert_load
 from probes.contract import (
+    MOST_SHUFFLES,
     NEEDS_TWO_VISITS,
     Cell,
     Estimate,
@@ -32,6 +33,7 @@ from probes.contract import (
     Row,
     Span,
     by_level,
+    check_number,
     is_token,
     looped_spans,
     recorded_steps,
@@ -49,7 +51,6 @@ from probes.resampling import (
 from probes.visit_pairs import VisitPair, check_visits, pair_label, pair_labels, visit_pairs
 from smelt_interp import similarity
 from smelt_interp.config import ModelConfig
-from smelt_interp.errors import UserError
 from smelt_interp.plan import label
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ class Options:
 
     def __post_init__(self) -> None:
         check_visits(self.visits)
-        if self.shuffles < 1:
-            raise UserError(f"shuffles must be at least 1; got {self.shuffles}")
+        check_number("shuffles", self.shuffles, 1, MOST_SHUFFLES)
+        check_number("resample_seed", self.resample_seed, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,12 +24,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import NEEDS_TWO_VISITS, Level, Row, by_level, is_token, looped_spans, recorded_steps, row
+from probes.contract import (
+    NEEDS_TWO_VISITS,
+    Level,
+    Row,
+    by_level,
+    check_number,
+    is_token,
+    looped_spans,
+    recorded_steps,
+    row,
+)
 from probes.resampling import NUM_RESAMPLES, Resampled, interval, record_sums
 from probes.visit_pairs import VisitPair, check_visits, pair_label, pair_labels, visit_pairs
 from smelt_interp import similarity
 from smelt_interp.config import ModelConfig
-from smelt_interp.errors import UserError
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -60,8 +69,8 @@ class Options:
 
     def __post_init__(self) -> None:
         check_visits(self.visits)
-        if self.t_min < 0:
-            raise UserError(f"t_min must be at least 0; got {self.t_min}")
+        check_number("t_min", self.t_min, 0)
+        check_number("resample_seed", self.resample_seed, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

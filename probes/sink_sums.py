@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import Estimate, Span, estimate, is_token, looped_spans, recorded_steps
+from probes.contract import Estimate, Span, check_number, estimate, is_token, looped_spans, recorded_steps
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
 from smelt_interp.plan import Plan
@@ -56,10 +56,14 @@ class Options:
     def __post_init__(self) -> None:
         if self.t_min < 1:
             raise UserError(f"t_min must be at least 1 (a segment's first query puts 1.0 on itself); got {self.t_min}")
+        check_number("t_min", self.t_min, 1)
         if not 0 < self.sink_threshold < 1:
             raise UserError(f"sink_threshold must be between 0 and 1; got {self.sink_threshold}")
-        if self.sink_tokens < 1:
-            raise UserError(f"sink_tokens must be at least 1; got {self.sink_tokens}")
+        check_number("sink_tokens", self.sink_tokens, 1)
+        check_number("massive_floor", self.massive_floor, 0)
+        check_number("massive_ratio", self.massive_ratio, 0)
+        if self.heads != "all" and len(set(self.heads)) < len(self.heads):
+            raise UserError(f"heads must be different numbers; got {' '.join(map(str, self.heads))}")
 
 
 # Arithmetic

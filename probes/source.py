@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import Cell
+from probes.contract import MOST_SAMPLES, Cell, check_number
 from smelt_interp.config import ModelConfig
 from smelt_interp.datasets import DataOptions, load_samples
 from smelt_interp.dyck import Pairing, Rendering
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from model.network import LoopedMoE
 
 UNTRAINED = "untrained"
+MOST_THREADS = 1024
 _DATA = DataOptions()
 
 
@@ -49,9 +50,8 @@ class Source:
         if (self.ckpt is None) == (self.capture is None):
             given = "neither" if self.ckpt is None else "both"
             raise UserError(f"one of --ckpt DIR and --capture FILE must be given; got {given}")
-        for name in ("batch_size", "threads"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1; got {getattr(self, name)}")
+        check_number("batch_size", self.batch_size, 1)
+        check_number("threads", self.threads, 1, MOST_THREADS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +100,11 @@ class Data:
     """Dyck: bracket types, 1 to 4."""
     max_total: int = _DATA.max_total
     """Dyck: brackets of prefix and answer together, at most; even."""
+
+    def __post_init__(self) -> None:
+        check_number("samples", self.samples, 1, MOST_SAMPLES)
+        check_number("seed", self.seed, 0)
+        check_number("length", self.length, 2)
 
     def data_sets(self, context: int) -> tuple[DataSet, ...]:
         """One data set a name. Raises UserError as `load_samples` does, and for a name given twice or none."""

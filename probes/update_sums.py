@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import is_token, looped_spans, recorded_steps
+from probes.contract import MOST_SHUFFLES, check_number, is_token, looped_spans, recorded_steps
 from probes.ratio_histogram import NUM_BINS, RatioHistogram
 from probes.resampling import ratio, shuffled_positions
 from probes.visit_pairs import check_visits, consecutive_once, visit_pairs
@@ -39,8 +39,8 @@ class Options:
 
     def __post_init__(self) -> None:
         check_visits(self.visits)
-        if self.shuffles < 1:
-            raise UserError(f"shuffles must be at least 1; got {self.shuffles}")
+        check_number("shuffles", self.shuffles, 1, MOST_SHUFFLES)
+        check_number("resample_seed", self.resample_seed, 0)
         if not self.updates or len(set(self.updates)) < len(self.updates):
             raise UserError(f"updates must be one or more different kinds; got {' '.join(self.updates) or 'none'}")
 

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from planted import BASELINE, LOOPED, pick, planted_batch, random_sites, start_p
 
 from cache.parts import write_capture as write_parts
 from probes import catalog, report
+from probes.__main__ import Options as EveryProbe
 from probes.attention_sink import needs
 from smelt_interp.config import ModelConfig
+from smelt_interp.errors import UserError
 from smelt_interp.plan import plan
 
 BLOCKED = """
@@ -215,6 +218,37 @@ def test_a_wrong_option_ends_with_exit_code_2(
         run(monkeypatch, "attention_sink", *arguments)
     assert ended.value.code == 2
     assert capsys.readouterr().out == ""
+
+
+def number_options() -> list[tuple[str, str, type]]:
+    """Every option of every probe that is one number, and its type."""
+    return [
+        (name, field, kind)
+        for name in catalog.NAMES
+        for field, kind in get_type_hints(catalog.load(name).Options).items()
+        if kind in (int, float)
+    ]
+
+
+@pytest.mark.parametrize(("name", "field", "kind"), number_options())
+def test_no_number_is_beyond_a_probe(name: str, field: str, kind: type) -> None:
+    options = catalog.load(name).Options
+    absurd = [-1, 10**23] if kind is int else [-1.0, float("nan"), float("inf"), -float("inf"), 1e30]
+    for number in absurd:
+        with pytest.raises(UserError, match=f"^{field} must be .*; got "):
+            options(**{field: number})
+
+
+def test_a_head_counts_once() -> None:
+    with pytest.raises(UserError, match="heads must be different numbers; got 2 2"):
+        catalog.load("attention_sink").Options(heads=(2, 2))
+
+
+@pytest.mark.parametrize("field", ["samples", "episodes"])
+@pytest.mark.parametrize("number", [-1, 0, 10**23])
+def test_every_probe_at_once_has_its_bounds_too(field: str, number: int) -> None:
+    with pytest.raises(UserError, match=f"{field} must be at "):
+        EveryProbe(ckpt=Path("x"), **{field: number})  # type: ignore[arg-type]
 
 
 # Side by side

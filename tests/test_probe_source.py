@@ -151,20 +151,29 @@ def test_a_batch_has_a_sample_and_a_network_a_thread() -> None:
         Source(ckpt=Path("x"), batch_size=0)
     with pytest.raises(UserError, match="threads must be at least 1; got 0"):
         Source(ckpt=Path("x"), threads=0)
+    with pytest.raises(UserError, match="batch_size must be at most 1000000000; got 1"):
+        Source(ckpt=Path("x"), batch_size=10**23)
+    with pytest.raises(UserError, match="threads must be at most 1024; got 1025"):
+        Source(ckpt=Path("x"), threads=1025)
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (Data(data=()), "data must be one or more different names; got none"),
-        (Data(data=("dyck", "dyck")), "data must be one or more different names; got dyck dyck"),
-        (Data(data=("nothing",), length=40), "data must be one of dyck, code, .*, or a file; got 'nothing'"),
-        (Data(data=("dyck",), samples=0), "samples must be at least 1; got 0"),
+        ({"data": ()}, "data must be one or more different names; got none"),
+        ({"data": ("dyck", "dyck")}, "data must be one or more different names; got dyck dyck"),
+        ({"data": ("nothing",), "length": 40}, "data must be one of dyck, code, .*, or a file; got 'nothing'"),
+        ({"samples": 0}, "samples must be at least 1; got 0"),
+        ({"samples": 10**23}, "samples must be at most 1000000; got 1"),
+        ({"seed": -1}, "seed must be at least 0; got -1"),
+        ({"seed": 10**23}, "seed must be at most 1000000000; got 1"),
+        ({"length": 1}, "length must be at least 2; got 1"),
+        ({"length": 10**23}, "length must be at most 1000000000; got 1"),
     ],
 )
-def test_data_outside_its_rule_is_refused(data: Data, message: str) -> None:
+def test_data_outside_its_rule_is_refused(data: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        data.data_sets(64)
+        Data(**data).data_sets(64)  # type: ignore[arg-type]
 
 
 def test_data_options_beside_a_capture_are_refused(folder: Path) -> None:
