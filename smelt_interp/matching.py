@@ -261,7 +261,7 @@ def _expert_widths(total_left: float, flops_left: float, width: int, top_k: int,
     linear = flops_left - 2 * top_k * width
     under_root = linear**2 + 8 * top_k * width * (flops_left - 2 * total_left)
     root = math.sqrt(max(0.0, under_root))
-    return {(linear + sign * root) / (4 * top_k * matrices * width) for sign in (-1, 1)}
+    return {max(0.0, (linear + sign * root) / (4 * top_k * matrices * width)) for sign in (-1, 1)}
 
 
 def _shape_change(config: ModelConfig, baseline: ModelConfig) -> float:
