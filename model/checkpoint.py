@@ -8,17 +8,18 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
-from smelt_interp.output_files import make_folder
+from smelt_interp.output_files import make_folder, write_whole
 from smelt_interp.tokenizer import tokenizer_json
 
 CONFIG, WEIGHTS, TOKENIZER, README = "config.json", "model.safetensors", "tokenizer.json", "README.md"
 STORED_DTYPES = ("F32", "BF16", "F16")
 """Types of stored weights, as safetensors names them."""
+WRITTEN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def checkpoint_folder(checkpoint: str | Path, *, allow_download: bool = False) -> Path:
@@ -77,9 +78,11 @@ def write_checkpoint(
 ) -> None:
     """Write the four files to a new folder that appears under its name only when it is whole.
 
-    Raises `UserError` when the folder exists already or cannot be made, and when a weight is not finite as `dtype`;
-    `OSError` when the disk is full.
+    Raises `UserError` when the folder exists already or cannot be made, for a `dtype` that is not of WRITTEN_DTYPES,
+    and when a weight is not finite as `dtype`; `OSError` when the disk is full.
     """
+    if dtype not in WRITTEN_DTYPES:
+        raise UserError(f"the dtype of a checkpoint must be one of {WRITTEN_DTYPES}; got {dtype}")
     if folder.exists():
         raise UserError(f"a checkpoint must be written to a new folder; {folder} exists")
     stored = {name: weight.detach().to("cpu", dtype).contiguous() for name, weight in weights.items()}
@@ -88,15 +91,10 @@ def write_checkpoint(
     scratch = folder.with_name(f".{folder.name}.{os.getpid()}")
     scratch.mkdir(exist_ok=True)
     try:
-        (scratch / CONFIG).write_text(json.dumps(config.to_json(), indent=1) + "\n", encoding="utf-8")
-        (scratch / TOKENIZER).write_text(tokenizer_json(), encoding="utf-8")
-        (scratch / README).write_text(readme, encoding="utf-8")
-        save_file(stored, scratch / WEIGHTS)
-        # safetensors makes files that the owner alone may read.
-        (scratch / WEIGHTS).chmod((scratch / CONFIG).stat().st_mode)
-        for path in scratch.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+        write_whole(scratch / CONFIG, (json.dumps(config.to_json(), indent=1) + "\n").encode())
+        write_whole(scratch / TOKENIZER, tokenizer_json().encode())
+        write_whole(scratch / README, readme.encode())
+        write_whole(scratch / WEIGHTS, save(stored))  # not `save_file`, whose error on a full disk is no OSError
         os.replace(scratch, folder)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -125,7 +123,7 @@ def _check_tokenizer(path: Path) -> None:
         raise UserError(f"a checkpoint must hold {TOKENIZER}; missing {path}")
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} must hold JSON; {error}") from None
     if stored != json.loads(tokenizer_json()):
         raise UserError(f"{path} must be the byte tokenizer; this one differs, so its tokens would be read wrongly")

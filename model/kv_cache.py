@@ -1,5 +1,8 @@
 """Keys and values of tokens already read, one slot for each step of the plan: a looped layer has one a visit."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -35,3 +38,13 @@ class KVCache:
         v_BSGC = v_BTGC if old_v_BSGC is None else torch.cat((old_v_BSGC, v_BTGC), 1)
         self.k_BSGC[step], self.v_BSGC[step] = k_BSGC, v_BSGC
         return k_BSGC, v_BSGC
+
+    @contextmanager
+    def whole_pass(self) -> Iterator[None]:
+        """A pass that adds its tokens to every slot or, when it ends in an exception, to none."""
+        k_before, v_before = list(self.k_BSGC), list(self.v_BSGC)
+        try:
+            yield
+        except BaseException:
+            self.k_BSGC, self.v_BSGC = k_before, v_before
+            raise

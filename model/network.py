@@ -1,7 +1,7 @@
 """The looped Mixture-of-Experts transformer: a list of layers, a list of steps over them, and hooks by visit."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, Self, Unpack
@@ -151,7 +151,8 @@ class LoopedMoE(HookedRootModule):
     def _checked_run(self, inputs: Inputs, request: Request) -> tuple[Tensor, list[Routing]]:
         request.check(self._hooked(), self.hook_dict)
         inputs.check(self.config, request)
-        return self._run(inputs, request)
+        with nullcontext() if inputs.kv_cache is None else inputs.kv_cache.whole_pass():
+            return self._run(inputs, request)
 
     def _run(self, inputs: Inputs, request: Request) -> tuple[Tensor, list[Routing]]:
         run = inputs.prepare(self.config, request)

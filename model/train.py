@@ -5,8 +5,9 @@ seed and step alone, so a resumed run reads the same tokens as one that was neve
 """
 
 import json
-import os
+import math
 import platform
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -16,7 +17,7 @@ from typing import Literal
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from model.evaluate import Evaluation, evaluate
@@ -30,6 +31,7 @@ from smelt_interp.presets import DEMO_BASELINE, DEMO_SMELT
 
 PRESETS: dict[str, ModelConfig] = {"demo-smelt": DEMO_SMELT, "demo-baseline": DEMO_BASELINE}
 STATE, METRICS, RUN, CHECKPOINT = "state.safetensors", "metrics.jsonl", "run.json", "checkpoint"
+START_ANEW = "remove the run to start anew, or choose another --out"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +65,14 @@ class TrainOptions:
         for name in ("steps", "threads", "save_every", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} must be at least 1; got {getattr(self, name)}")
-        if not self.learning_rate > 0:
-            raise UserError(f"learning_rate must be above 0; got {self.learning_rate}")
+        for name in ("learning_rate", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UserError(f"{name} must be above 0 and finite; got {getattr(self, name)}")
+        for name in ("warmup", "weight_decay", "balance"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"{name} must be 0 or above and finite; got {getattr(self, name)}")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"seed must be from 0 to 2^63 - 1; got {self.seed}")
         if not 0 <= self.decay <= 1:
             raise UserError(f"decay must be a share from 0 to 1; got {self.decay}")
 
@@ -98,7 +106,7 @@ def train(options: TrainOptions, config: ModelConfig) -> Path:
     _write_or_compare_run(options, config, mixture)
     network = LoopedMoE(config, seed=options.seed)
     optimizer = _optimizer(network, options)
-    state = _load_state(options.out / STATE, network, optimizer)
+    state = _load_state(options.out / STATE, network, optimizer, options.steps)
     _keep_metrics_before(options.out / METRICS, state.step)
     started = time.perf_counter() - state.seconds
     for step in range(state.step, options.steps):
@@ -146,28 +154,52 @@ def _named_state(network: LoopedMoE, optimizer: torch.optim.AdamW) -> Iterator[t
 
 
 def _save_state(path: Path, network: LoopedMoE, optimizer: torch.optim.AdamW, state: State) -> None:
-    scratch = path.with_suffix(".writing")
     where = {"step": str(state.step), "digest": state.digest, "seconds": repr(state.seconds)}
-    save_file({name: value.contiguous() for name, value in _named_state(network, optimizer)}, scratch, metadata=where)
-    with scratch.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    write_whole(path, save({name: value.contiguous() for name, value in _named_state(network, optimizer)}, where))
 
 
-def _load_state(path: Path, network: LoopedMoE, optimizer: torch.optim.AdamW) -> State:
-    if not path.exists():
+def _load_state(path: Path, network: LoopedMoE, optimizer: torch.optim.AdamW, steps: int) -> State:
+    if not _is_there(path):
         return State()
     try:
         with safe_open(path, framework="pt") as file, torch.no_grad():
-            where = file.metadata()
             for name, weight in network.named_parameters():
-                weight.copy_(file.get_tensor(f"weight/{name}"))
-                optimizer.state[weight] = {
-                    key: file.get_tensor(f"{key}/{name}") for key in ("step", "exp_avg", "exp_avg_sq")
-                }
+                shapes = {"weight": weight.shape, "step": (), "exp_avg": weight.shape, "exp_avg_sq": weight.shape}
+                stored = {key: file.get_tensor(f"{key}/{name}") for key in shapes}
+                for key, value in stored.items():
+                    if value.shape != shapes[key] or value.dtype != torch.float32:
+                        got = f"{value.dtype} {tuple(value.shape)}"
+                        raise UserError(
+                            f"{path}: {key}/{name} must be torch.float32 {tuple(shapes[key])}; got {got}; {START_ANEW}"
+                        )
+                weight.copy_(stored.pop("weight"))
+                optimizer.state[weight] = stored
+            return _place(path, file.metadata() or {}, steps)
     except SafetensorError as error:
-        raise UserError(f"{path} must be a whole state of this run; {error}; remove the run to start anew") from None
-    return State(int(where["step"]), where["digest"], float(where["seconds"]))
+        raise UserError(f"{path} must be a whole state of this run; {error}; {START_ANEW}") from None
+
+
+def _place(path: Path, where: dict[str, str], steps: int) -> State:
+    """Where the run stood, from what `_save_state` wrote of it."""
+    rules = {"step": r"[1-9][0-9]{0,11}", "digest": r"[0-9a-f]{64}", "seconds": r"[0-9]+\.?[0-9]*(e[+-]?[0-9]+)?"}
+    for name, rule in rules.items():
+        if not re.fullmatch(rule, where.get(name, "")):
+            got = repr(where.get(name, ""))[:80]
+            raise UserError(f"{path} must say the {name} at which it was written; got {got}; {START_ANEW}")
+    state = State(int(where["step"]), where["digest"], float(where["seconds"]))
+    if state.step > steps or not math.isfinite(state.seconds):
+        raise UserError(
+            f"{path} must be of one of the {steps} steps of the run, after a finite time; got step {state.step} after "
+            f"{state.seconds} s; {START_ANEW}"
+        )
+    return state
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a file of the run is there. Raises `UserError` for something else of its name."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} must be a file of the run; got something else; {START_ANEW}")
+    return path.exists()
 
 
 def _write_or_compare_run(options: TrainOptions, config: ModelConfig, mixture: TrainingMixture) -> None:
@@ -180,13 +212,18 @@ def _write_or_compare_run(options: TrainOptions, config: ModelConfig, mixture: T
         "command": _command(options),
     }
     path = options.out / RUN
-    if not path.exists():
+    if not _is_there(path):
+        for name in (STATE, METRICS):
+            if (options.out / name).exists():
+                raise UserError(f"{path} must say what the run is that wrote {name}; it is missing; {START_ANEW}")
         write_whole(path, (json.dumps(run, indent=1) + "\n").encode())
         return
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"{path} must hold JSON; {error}; choose another --out") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} must hold JSON; {error}; {START_ANEW}") from None
+    if not isinstance(before, dict):
+        raise UserError(f"{path} must hold one JSON object; got {type(before).__name__}; {START_ANEW}")
     for part in ("options", "config", "corpora"):
         if before.get(part) != json.loads(json.dumps(run[part])):
             raise UserError(f"{path} must be of a run with the same {part}; it differs; choose another --out")
@@ -207,9 +244,21 @@ def _by_flag(options: TrainOptions) -> dict[str, object]:
 
 def _keep_metrics_before(path: Path, step: int) -> None:
     """Drop rows that a resumed run will write again, and a last one that was not written to its end."""
-    if path.exists():
-        whole = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
-        write_whole(path, "".join(f"{row}\n" for row in whole if json.loads(row)["step"] <= step).encode())
+    if not _is_there(path):
+        return
+    kept = []
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} must hold JSON on line {number}; {error}; {START_ANEW}") from None
+        row_step = row.get("step") if isinstance(row, dict) else None
+        if not isinstance(row_step, int):
+            raise UserError(f"{path} must hold an object with a step on line {number}; got none; {START_ANEW}")
+        if row_step <= step:
+            kept.append(line + b"\n")
+    write_whole(path, b"".join(kept))
 
 
 def _append_metrics(path: Path, state: State, tokens_per_step: int, loss: float, scores: Evaluation) -> None:

@@ -3,16 +3,17 @@
 import json
 import os
 import pickle
+import resource
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from forked import Child
 from networks import TINY, VARIANTS, random_tokens, tiny_network
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from model import checkpoint
 from model.network import LoopedMoE
 from smelt_interp.errors import UserError, run_command
 
@@ -86,18 +87,23 @@ def test_an_existing_folder_is_left_as_it_is(saved):
     assert {file.name: file.read_bytes() for file in saved.iterdir()} == before
 
 
-def test_a_folder_appears_only_when_it_is_whole(tmp_path, monkeypatch):
-    """A full disk at the last file: nothing under the final name, nothing left beside it, and exit code 1."""
+@pytest.mark.parametrize("room", [10, 1_000, 20_000])
+def test_a_folder_appears_only_when_it_is_whole(room, tmp_path):
+    """A disk that is full at any of the files: no folder, nothing left beside it, one line, and exit code 1."""
+    network = tiny_network()
 
-    def full_disk(weights: object, path: Path) -> None:
-        path.write_bytes(b"half")
-        assert not (tmp_path / "it").exists()
-        raise OSError(28, "No space left on device", str(path))
+    def save_on_a_full_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+        run_command(lambda: network.save_pretrained(tmp_path / "it", readme=""))
 
-    monkeypatch.setattr(checkpoint, "save_file", full_disk)
-    with pytest.raises(SystemExit) as ended:
-        run_command(lambda: tiny_network().save_pretrained(tmp_path / "it", readme=""))
-    assert ended.value.code == 1
+    assert Child(save_on_a_full_disk).wait() == (1, "error: File too large: output\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float64, torch.complex64, torch.bool])
+def test_a_type_that_is_not_read_is_not_written(dtype, tmp_path):
+    with pytest.raises(UserError, match=rf"the dtype of a checkpoint must be one of .*; got {dtype}"):
+        tiny_network().save_pretrained(tmp_path / "it", readme="", dtype=dtype)
     assert not list(tmp_path.iterdir())
 
 

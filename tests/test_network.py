@@ -323,6 +323,23 @@ def test_bad_input_is_named(inputs, options, message):
         tiny_network()(inputs, **options)
 
 
+@pytest.mark.parametrize("step", [0, 3, 5])
+@torch.no_grad()
+def test_a_pass_that_fails_leaves_the_kv_cache_as_it_was(step):
+    """Ctrl-C or an error in any step, at the first pass and at a later one: going on is as if it had not been tried."""
+
+    def stop(x_BTD: torch.Tensor, hook: object) -> None:
+        raise KeyboardInterrupt
+
+    network, tokens_BT, cache = tiny_network(), random_tokens(2, 8), KVCache(6)
+    for read_BT in (tokens_BT[:, :5], tokens_BT[:, 5:]):
+        with pytest.raises(KeyboardInterrupt):
+            network.run_with_hooks(read_BT, fwd_hooks=[(f"blocks.{step}.hook_resid_post", stop)], kv_cache=cache)
+        logits_BTW = network(read_BT, kv_cache=cache)
+    torch.testing.assert_close(logits_BTW, network(tokens_BT)[:, 5:], rtol=1e-4, atol=1e-4)
+    assert cache.length == 8
+
+
 @torch.no_grad()
 def test_a_kv_cache_goes_on_with_its_batch_and_up_to_the_context():
     network, cache = tiny_network(), KVCache(6)

@@ -1,22 +1,25 @@
 """Training: an interrupted run that goes on is the run that was never stopped."""
 
 import json
+import os
 import re
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from forked import Child
 from networks import TINY
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from model import train as training
 from model.network import LoopedMoE
-from model.train import TrainOptions, train
+from model.train import METRICS, TrainOptions, train
 from smelt_interp.command_line import parse
-from smelt_interp.errors import UserError
+from smelt_interp.errors import UserError, run_command
 from smelt_interp.mixture import MixtureOptions, TrainingMixture
 
 MIXTURE = MixtureOptions(
@@ -147,8 +150,116 @@ def test_what_is_damaged_is_named():
     with pytest.raises(UserError, match=r"state.safetensors must be a whole state of this run; "):
         train(OPTIONS, TINY)
     Path("run/run.json").write_text("{")
-    with pytest.raises(UserError, match=r"run.json must hold JSON; .*; choose another --out"):
+    with pytest.raises(UserError, match=r"run.json must hold JSON; .*; remove the run to start anew, or choose"):
         train(OPTIONS, TINY)
+
+
+WAY_OUT = "remove the run to start anew, or choose another --out"
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "rule"),
+    [
+        ("run.json", b"", "must hold JSON; "),
+        ("run.json", b'{"options": {"pre', "must hold JSON; "),
+        ("run.json", b"\xff", "must hold JSON; "),
+        ("run.json", b"[" * 100_000, "must hold JSON; "),
+        ("run.json", b"[]", "must hold one JSON object; got list; "),
+        ("run.json", b"3", "must hold one JSON object; got int; "),
+        ("run.json", b"null", "must hold one JSON object; got NoneType; "),
+        ("metrics.jsonl", b"x\n", "must hold JSON on line 2; "),
+        ("metrics.jsonl", b"{}\n", "must hold an object with a step on line 2; "),
+        ("metrics.jsonl", b"3\n", "must hold an object with a step on line 2; "),
+        ("metrics.jsonl", b'{"step": "a"}\n', "must hold an object with a step on line 2; "),
+        ("metrics.jsonl", b'{"step": "\xff"}\n', "must hold JSON on line 2; "),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_one_line_with_the_way_out(file, data, rule):
+    interrupt(*STOPS["between two states"])
+    path = Path("run", file)
+    path.write_bytes((path.read_bytes() if file == "metrics.jsonl" else b"") + data)
+    before = {path.name: path.read_bytes() for path in Path("run").iterdir()}
+    with pytest.raises(UserError) as refused:
+        train(OPTIONS, TINY)
+    message = str(refused.value)
+    assert message.startswith(f"{path} {rule}")
+    assert message.endswith(f"; {WAY_OUT}")
+    assert "\n" not in message
+    assert {path.name: path.read_bytes() for path in Path("run").iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        (None, "", "must say the step at which it was written; got ''; "),
+        ("digest", None, "must say the digest at which it was written; got ''; "),
+        ("digest", "0" * 63, "must say the digest at which it was written; got '000"),
+        ("step", "x", "must say the step at which it was written; got 'x'; "),
+        ("step", "-5", "must say the step at which it was written; got '-5'; "),
+        ("step", "7", "must be of one of the 6 steps of the run, after a finite time; got step 7 after "),
+        ("seconds", "nan", "must say the seconds at which it was written; got 'nan'; "),
+        ("seconds", "1e999", "must be of one of the 6 steps of the run, after a finite time; got step 4 after inf s"),
+    ],
+)
+def test_a_state_without_its_place_is_one_line(name, value, rule):
+    interrupt(*STOPS["between two states"])
+    path = Path("run/state.safetensors")
+    with safe_open(path, framework="pt") as state:
+        where = state.metadata() if name else None
+    if name:
+        where = {key: text for key, text in (where | {name: value}).items() if text is not None}
+    save_file(load_file(path), path, where)
+    with pytest.raises(UserError, match=re.escape(f"{path} {rule}") + f".*{WAY_OUT}$"):
+        train(OPTIONS, TINY)
+
+
+@pytest.mark.parametrize("kind", ["weight", "step", "exp_avg", "exp_avg_sq"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_state_of_another_shape_or_type_is_one_line(kind, dtype):
+    """A single number would fit everywhere by broadcasting."""
+    interrupt(*STOPS["between two states"])
+    path, name = Path("run/state.safetensors"), f"{kind}/layers.1.ln1.weight"
+    with safe_open(path, framework="pt") as state:
+        where = state.metadata()
+    save_file(load_file(path) | {name: torch.ones(1, dtype=dtype)}, path, where)
+    with pytest.raises(UserError, match=rf"{path}: {name} must be torch.float32 .*; got {dtype} \(1,\); {WAY_OUT}$"):
+        train(OPTIONS, TINY)
+
+
+def test_a_state_without_its_run_is_refused():
+    interrupt(*STOPS["between two states"])
+    Path("run/run.json").unlink()
+    with pytest.raises(
+        UserError, match=rf"run.json must say what the run is that wrote state.safetensors; .*{WAY_OUT}"
+    ):
+        train(OPTIONS, TINY)
+
+
+@pytest.mark.parametrize("file", ["run.json", "metrics.jsonl", "state.safetensors"])
+def test_a_pipe_in_the_place_of_a_file_is_refused(file):
+    interrupt(*STOPS["between two states"])
+    Path("run", file).unlink()
+    os.mkfifo(Path("run", file))
+    with pytest.raises(UserError, match=rf"{file} must be a file of the run; got something else; {WAY_OUT}"):
+        train(OPTIONS, TINY)
+
+
+@pytest.mark.parametrize("room", [10, 4_000, 30_000])
+def test_a_full_disk_is_one_line_and_leaves_no_partial_file(room):
+    """Full at the run's own description, or at its next state, of which the one before stays."""
+    if room > 10:
+        interrupt(*STOPS["between two states"])
+
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in Path().rglob("*") if path.is_file() and path.name != METRICS}
+
+    def train_on_a_full_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+        run_command(lambda: print(train(OPTIONS, TINY)))
+
+    before = files()
+    assert Child(train_on_a_full_disk).wait() == (1, "error: File too large: output\n")
+    assert files() == before
 
 
 def test_a_folder_that_cannot_be_made_is_named():
@@ -174,7 +285,7 @@ def test_a_finished_run_is_left_alone(whole, monkeypatch):
 
 def test_a_run_that_leaves_the_finite_numbers_stops():
     with pytest.raises(UserError, match=r"training must stay finite; the gradient of step 0 is (nan|inf); lower"):
-        train(replace(OPTIONS, balance=float("inf")), TINY)
+        train(replace(OPTIONS, balance=1e39), TINY)
     with pytest.raises(UserError, match="router logits must be finite; got nan"):
         train(replace(OPTIONS, out=Path("other"), learning_rate=1e18, warmup=0), TINY)
 
@@ -184,7 +295,17 @@ def test_a_run_that_leaves_the_finite_numbers_stops():
     [
         ("steps", 0, "steps must be at least 1; got 0"),
         ("save_every", 0, "save_every must be at least 1; got 0"),
-        ("learning_rate", 0.0, "learning_rate must be above 0; got 0.0"),
+        ("learning_rate", 0.0, "learning_rate must be above 0 and finite; got 0.0"),
+        ("learning_rate", float("inf"), "learning_rate must be above 0 and finite; got inf"),
+        ("learning_rate", float("nan"), "learning_rate must be above 0 and finite; got nan"),
+        ("clip", 0.0, "clip must be above 0 and finite; got 0.0"),
+        ("clip", -1.0, "clip must be above 0 and finite; got -1.0"),
+        ("clip", float("nan"), "clip must be above 0 and finite; got nan"),
+        ("warmup", -1, "warmup must be 0 or above and finite; got -1"),
+        ("weight_decay", -0.1, "weight_decay must be 0 or above and finite; got -0.1"),
+        ("balance", float("nan"), "balance must be 0 or above and finite; got nan"),
+        ("seed", -1, r"seed must be from 0 to 2\^63 - 1; got -1"),
+        ("seed", 2**70, r"seed must be from 0 to 2\^63 - 1; got 1180591620717411303424"),
         ("decay", 1.5, "decay must be a share from 0 to 1; got 1.5"),
     ],
 )
