@@ -19,6 +19,7 @@ from probes import catalog, report
 from probes.contract import Level, Probe, Result, Row
 from probes.source import Data, DataChoice, DataSet, Network, Source, data_sets, open_networks
 from smelt_interp.errors import run_command
+from smelt_interp.output_files import make_folder
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -119,7 +120,7 @@ def run(name: str, argv: Sequence[str], data_type: type = Data) -> tuple[Measure
     probe = catalog.load(name)
     arguments = parse(name, probe, data_type, argv)
     if arguments.output.out is not None:
-        report.check_folder(arguments.output.out)  # before minutes are spent
+        make_folder(arguments.output.out)  # before minutes are spent
     measured = measure_all(probe, arguments)
     command = shlex.join(["python", "-m", f"probes.{name}", *argv])
     document = describe(name, probe, arguments, measured, command)

@@ -289,6 +289,12 @@ def looped_spans(config: ModelConfig, steps: Plan, recorded: Sequence[int]) -> t
     return tuple(spans)
 
 
+def measured_layers(config: ModelConfig, steps: Plan, recorded: Sequence[int]) -> str:
+    """The looped layers among the recorded steps as a row names them; those recorded when none is looped."""
+    spans = looped_spans(config, steps, recorded)
+    return spans[0].layers if spans else layer_range(sorted({steps[s].layer for s in recorded}))
+
+
 def layer_range(layers: Sequence[int]) -> str:
     """Ascending layers, from 0, as a row names them, from 1: `3-6`, `3`, or `3, 5, 6` with a gap."""
     if len(layers) > 1 and layers[-1] - layers[0] == len(layers) - 1:

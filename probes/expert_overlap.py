@@ -36,6 +36,7 @@ from probes.contract import (
     check_number,
     is_token,
     looped_spans,
+    measured_layers,
     recorded_steps,
     row,
 )
@@ -190,9 +191,10 @@ class _Reading:
         if self.pairs:
             self._overlap_rows()
         else:
+            layers = measured_layers(self.config, self.plan, self.loads.steps)
             for pair in pair_labels(self.options.visits):
                 for quantity in (*OVERLAPS, Z):
-                    where: dict[str, Cell] = {"layers": self.spans[0].layers, "visit": pair}
+                    where: dict[str, Cell] = {"layers": layers, "visit": pair}
                     self.table.append(row("headline", quantity, None, where=where, note=NEEDS_TWO_VISITS))
         self._routing_rows()
         self._class_rows()
@@ -246,7 +248,7 @@ class _Reading:
         for visits in dict.fromkeys(pair.visits for pair in self.pairs):
             which = [index for index, pair in enumerate(self.pairs) if pair.visits == visits]
             steps = [self.pairs[index].steps[0] for index in which]
-            add("headline", visits, looped_spans(self.config, self.plan, steps)[0].layers, which)
+            add("headline", visits, measured_layers(self.config, self.plan, steps), which)
         for index, pair in enumerate(self.pairs):
             add("layer", pair.visits, str(pair.layer + 1), [index])
 

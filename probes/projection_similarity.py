@@ -31,7 +31,7 @@ from probes.contract import (
     by_level,
     check_number,
     is_token,
-    looped_spans,
+    measured_layers,
     recorded_steps,
     row,
 )
@@ -211,7 +211,7 @@ def _numbers(sums: Resampled) -> tuple[dict[str, NDArray[np.float64]], dict[str,
 def _result(first: Batch, options: Options, pairs: list[VisitPair], sums: Resampled) -> SimilarityResult:
     config = first.config
     if not pairs:
-        layers = looped_spans(config, first.plan, recorded_steps(first, needs(config)))[0].layers
+        layers = measured_layers(config, first.plan, recorded_steps(first, needs(config)))
         table = [
             row("headline", quantity, None, where={"layers": layers, "visit": label, "head": None},
                 note=NEEDS_TWO_VISITS)
@@ -240,7 +240,7 @@ def _result(first: Batch, options: Options, pairs: list[VisitPair], sums: Resamp
 
     for visits in dict.fromkeys(pair.visits for pair in pairs):
         which = [index for index, pair in enumerate(pairs) if pair.visits == visits]
-        layers = looped_spans(config, first.plan, [pairs[index].steps[0] for index in which])[0].layers
+        layers = measured_layers(config, first.plan, [pairs[index].steps[0] for index in which])
         for quantity in QUANTITIES:
             add("headline", quantity, visits, layers, which, None)
     for quantity in QUANTITIES:

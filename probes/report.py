@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from probes.contract import NULL_PREFIX, RANK, Cell, Level, Row, rank
-from smelt_interp.errors import UserError
+from smelt_interp.output_files import make_folder
 
 OTHER_PREFIX = "in_"
 """Before the name of another network, in the columns that hold what that network has for the same row."""
@@ -197,21 +197,10 @@ def json_text(document: object) -> str:
 # Files
 
 
-def check_folder(folder: Path) -> None:
-    """Raise UserError unless the folder is there, or can be made, and can be written to. Nothing is made."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        what = "no writable folder" if nearest.is_dir() else "a file"
-        raise UserError(f"the output folder must be writable; got {folder} ({nearest} is {what})")
-
-
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file that is complete whenever it is seen. Raises UserError when its folder cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise UserError(f"the output folder must be writable; got {path.parent} ({error.strerror})") from None
+    make_folder(path.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)

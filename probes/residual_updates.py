@@ -30,7 +30,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import NEEDS_TWO_VISITS, Cell, Level, Row, by_level, layer_range, looped_spans, row
+from probes.contract import (
+    NEEDS_TWO_VISITS,
+    Cell,
+    Level,
+    Row,
+    by_level,
+    layer_range,
+    looped_spans,
+    measured_layers,
+    row,
+)
 from probes.resampling import Resampled, interval, ratio
 from probes.update_sums import OF_ONE_STEP, SITES_READ, Comparison, Options, Stream, Update
 from probes.visit_pairs import once_visited, pair_label, pair_labels
@@ -186,7 +196,7 @@ class _Reading:
 
     def _where(self, visits: str, update: Update, which: Sequence[int]) -> dict[str, Cell]:
         steps = [step for i in which for step in self.stream.comparisons[i].steps[0]] or self.steps
-        return {"layers": looped_spans(self.config, self.plan, steps)[0].layers, "visit": visits, "update": update}
+        return {"layers": measured_layers(self.config, self.plan, steps), "visit": visits, "update": update}
 
     def _row(
         self, level: Level, title: str, which: list[int], where: Mapping[str, Cell], unlooped: float | None

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import MOST_SHUFFLES, check_number, is_token, looped_spans, recorded_steps
+from probes.contract import MOST_SHUFFLES, check_number, is_token, measured_layers, recorded_steps
 from probes.ratio_histogram import NUM_BINS, RatioHistogram
 from probes.resampling import ratio, shuffled_positions
 from probes.visit_pairs import check_visits, consecutive_once, visit_pairs
@@ -79,7 +79,7 @@ def comparisons(config: ModelConfig, steps: Plan, recorded: Sequence[int], optio
         for visits in dict.fromkeys(pair.visits for pair in pairs):
             early, late = zip(*(pair.steps for pair in pairs if pair.visits == visits), strict=True)
             if len(early) == config.loop_stop - config.loop_start:
-                layers = looped_spans(config, steps, early)[0].layers
+                layers = measured_layers(config, steps, early)
                 found.append(Comparison(update="visit", steps=(early, late), layers=layers, visits=visits))
     return found
 

@@ -6,7 +6,7 @@ from itertools import combinations, pairwise
 
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
-from smelt_interp.plan import Plan, Step, revisited_layers
+from smelt_interp.plan import Plan, Step, label, revisited_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +42,22 @@ def visit_pairs(config: ModelConfig, steps: Plan, recorded: Sequence[int], visit
     ]
     if not found:
         raise UserError(
-            f"a capture must hold two of the visits {', '.join(map(str, visits))} of at least one layer; got steps "
-            f"{', '.join(str(index) for index in recorded)}: record both visits, or leave out the filter by visit"
+            f"a capture must hold two of the visits {', '.join(map(str, sorted(visits)))} of at least one layer; got "
+            f"{'; '.join(label(steps[index]) for index in recorded)}: {_way_out(steps, recorded)}"
         )
     return found
+
+
+def _way_out(steps: Plan, recorded: Sequence[int]) -> str:
+    """What to do about a capture without a pair, by what it lacks: looped layers, their second visit, those asked."""
+    several = revisited_layers(steps)
+    layers = [steps[index].layer for index in recorded if steps[index].layer in several]
+    if not layers:
+        first, last = several[0] + 1, several[-1] + 1
+        return f"record it again with a layer of {first} to {last}, which are visited more than once"
+    if len(set(layers)) == len(layers):
+        return "record it again with both visits"
+    return "compare visits that it holds with --visits"
 
 
 def check_visits(visits: Sequence[int]) -> None:

@@ -1,6 +1,7 @@
 """Files that have their name only when they are whole, in folders that are checked before anything is written."""
 
 import os
+import tempfile
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 
@@ -10,16 +11,16 @@ from smelt_interp.errors import UserError
 def make_folder(folder: Path) -> None:
     """Make the folder, and those above it, unless it is there.
 
-    Raises `UserError` when it cannot be made or written to, and `OSError` when the disk is full.
+    A file that is gone at once says whether it can be written to: permissions do not say it of every file system.
+    Raises `UserError` when it cannot, and `OSError` when the disk is full.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         if error.errno in (ENOSPC, EDQUOT, EFBIG):
             raise
         raise UserError(f"the output folder must be writable; got {folder}: {error.strerror}") from None
-    if not os.access(folder, os.W_OK):
-        raise UserError(f"the output folder must be writable; got {folder}, which is not")
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -62,7 +62,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
     def refused() -> None:
         os.chdir(tmp_path)
-        with pytest.raises(UserError, match=r"the output folder must be writable; got \., which is not"):
+        with pytest.raises(UserError, match=r"the output folder must be writable; got \.: Permission denied"):
             as_nobody()
 
     assert Child(refused).wait() == (0, "")

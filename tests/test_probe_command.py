@@ -10,10 +10,11 @@ from typing import get_type_hints
 import numpy as np
 import pytest
 from captures import planted_capture
+from commands import Command
 from planted import BASELINE, LOOPED, pick, planted_batch, random_sites, start_pattern, text_samples
 
 from cache.parts import write_capture as write_parts
-from probes import catalog, report
+from probes import catalog, command, report
 from probes.__main__ import Options as EveryProbe
 from probes.attention_sink import needs
 from smelt_interp.config import ModelConfig
@@ -218,6 +219,22 @@ def test_a_wrong_option_ends_with_exit_code_2(
         run(monkeypatch, "attention_sink", *arguments)
     assert ended.value.code == 2
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "out", ["{folder}/looped.h5", "{folder}/looped.h5/out", "/proc/x", "/proc", "{folder}/" + "x" * 300]
+)
+def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    def measured(*_: object) -> None:
+        raise AssertionError("measured before the folder was tried")
+
+    monkeypatch.setattr(command, "measure_all", measured)
+    refusal = Command(monkeypatch, capsys).refusal(
+        catalog.load("attention_sink").main, "--capture", folder / "looped.h5", "--out", out.format(folder=folder)
+    )
+    assert refusal.startswith(f"error: the output folder must be writable; got {out.format(folder=folder)}: ")
 
 
 def number_options() -> list[tuple[str, str, type]]:
