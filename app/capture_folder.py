@@ -1,5 +1,6 @@
 """The folder of captures: what lies in it, which of them a page shows, and what to type when there is none."""
 
+import os
 from pathlib import Path
 
 import streamlit as st
@@ -16,15 +17,40 @@ KEY = "capture"
 
 
 def capture_names(folder: Path) -> list[str]:
-    """File names of everything that is a capture or was meant to become one, sorted."""
-    files = {path.name for path in folder.glob("*.h5")}
-    unfinished = {path.with_suffix(".h5").name for path in folder.glob("*.parts") if path.is_dir()}
-    return sorted(files | unfinished)
+    """File names of everything that is a capture or was meant to become one, sorted; none when there is no folder.
+
+    Raises UserError when the folder cannot be read.
+    """
+    try:
+        found = [Path(name) for name in os.listdir(os.path.join(folder, "."))]  # the dot: to list it and to enter it
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"the folder of captures must be readable; got {folder}: {error.strerror}") from None
+    files = {path.name for path in found if path.suffix == ".h5"}
+    parts = [path for path in found if path.suffix == ".parts" and (folder / path).is_dir()]
+    return sorted(files | {path.with_suffix(".h5").name for path in parts})
 
 
 def other_capture_names(folder: Path, capture: Capture) -> list[str]:
-    """The names of the finished ones but this."""
-    return [path.name for path in sorted(folder.glob("*.h5")) if path != capture.path]
+    """The names of the finished and whole ones of the same samples, but this."""
+    digest = capture.samples.digest()
+    others = [folder / name for name in capture_names(folder) if name != capture.path.name]
+    return [path.name for path in others if path.is_file() and _samples_digest_of(path) == digest]
+
+
+def _samples_digest_of(path: Path) -> str:
+    stat = path.stat()
+    return _samples_digest(str(path), stat.st_size, stat.st_mtime_ns)
+
+
+@st.cache_data(max_entries=1024, show_spinner=False)
+def _samples_digest(path: str, size: int, changed: int) -> str:
+    """The digest of a capture's samples, empty for one that does not open; read again once the file has changed."""
+    try:
+        return Capture(path).samples.digest()
+    except UserError:  # the list of runs shows what is wrong with it
+        return ""
 
 
 def is_unfinished(path: Path) -> bool:

@@ -60,8 +60,12 @@ def main() -> None:
     ]
     chosen = st.navigation({"": [runs], "Look": [attention], "Measure": list(probes.values()), "Numbers": numbers})
     if chosen not in numbers:
-        name_a_capture(chosen, folder)
-        choose_capture(folder)
+        try:
+            name_a_capture(chosen, folder)
+            choose_capture(folder)
+        except UserError as error:
+            st.error(str(error))
+            return
     chosen.run()
 
 

@@ -3,6 +3,8 @@
 import ast
 import base64
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from app_captures import episodes
+from forked import Child
 from planted import BASELINE, LOOPED, planted_batch, random_sites
 from streamlit.testing.v1 import AppTest
 
-from app.capture_folder import RECORD
+from app.capture_folder import RECORD, capture_names
 from app.option_widgets import option_help, option_words, parse_option, query_of
 from cache.parts import write_capture
 from cache.store import Capture
@@ -156,6 +159,33 @@ def test_what_a_probe_refuses_is_one_line(folder: Path) -> None:
     ]
     test = probe("attention_sink", folder, capture="looped.h5", heads="1 x")
     assert [e.value for e in test.error] == ["heads must be whole numbers separated by spaces or all; got 1 x"]
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        (name, {"resample_seed": "-1"}) for name in ("projection_similarity", "expert_overlap", "residual_updates")
+    ] + [("expert_overlap", {"shuffles": "1001"}), ("attention_sink", {"massive_ratio": "-1"})],
+)  # fmt: skip
+def test_a_number_out_of_bounds_in_the_address_is_one_line(name: str, address: dict[str, str], folder: Path) -> None:
+    (error,) = probe(name, folder, capture="looped.h5", **address).error
+    assert re.fullmatch(f"{next(iter(address))} must be at (least|most) .*; got .*", error.value)
+
+
+def test_only_whole_captures_of_the_same_samples_are_offered_beside(folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(folder, tmp_path / "captures", ignore=shutil.ignore_patterns("*.results"))
+    batch = episodes()
+    other = replace(batch, samples=replace(batch.samples, ids_NT=batch.samples.ids_NT[::-1].copy()))
+    write_capture(folder / "other.h5", [other], dtype="float32")
+    write_capture(folder / "twin.h5", [episodes(seed=1)], dtype="float32")
+    assert Capture(folder / "other.h5").samples.digest() != batch.samples.digest()
+
+    def offered() -> list[str]:
+        return probe("dyck_icl", folder, capture="looped.h5").multiselect(key="against").options
+
+    assert offered() == ["baseline.h5", "twin.h5"]
+    (folder / "twin.h5").write_bytes((folder / "twin.h5").read_bytes()[:5000])
+    assert offered() == ["baseline.h5"]
 
 
 # Options
@@ -364,6 +394,31 @@ def parsed_record(line: str):  # type: ignore[no-untyped-def]
 def test_a_wrong_argument_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     test = main_page(folder, monkeypatch, "--folder", "x")
     assert [error.value for error in test.error] == ["what follows `--` must be `--captures DIR`; got --folder x"]
+
+
+def test_a_folder_of_captures_that_is_a_file_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (folder / "looped.h5", folder / "looped.h5" / "below"):
+        test = main_page(folder, monkeypatch, "--captures", str(path))
+        said = f"the folder of captures must be readable; got {path}: Not a directory"
+        assert [error.value for error in test.error] == [said]
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o111])
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_folder_of_captures_without_permission_is_one_line(tmp_path: Path, mode: int, below: str) -> None:
+    """As a user without rights: root may read everything."""
+    (tmp_path / "locked" / "below").mkdir(mode=0o700, parents=True)
+    (tmp_path / "locked").chmod(mode)
+
+    def refused() -> None:
+        os.chdir(tmp_path)
+        if os.getuid() == 0:
+            os.setuid(65534)
+        path = Path("locked") / below
+        with pytest.raises(UserError, match=f"the folder of captures must be readable; got {path}: Permission denied"):
+            capture_names(path)
+
+    assert Child(refused).wait() == (0, "")
 
 
 def test_a_link_to_a_capture_that_is_gone_says_so(folder: Path) -> None:
