@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -41,7 +42,34 @@ def checkpoint_folder(checkpoint: str | Path, *, allow_download: bool = False) -
 
 def read_config(folder: Path) -> ModelConfig:
     """The config of a checkpoint folder."""
-    return ModelConfig.load(folder / CONFIG)
+    path = folder / CONFIG
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise UserError(f"{CONFIG} of a checkpoint must be a file; got something else at {path}")
+    return ModelConfig.load(path)
+
+
+def check_layers(folder: Path, config: ModelConfig) -> None:
+    """Raise `UserError` when fewer weights are stored than the config has layers: no network is built to learn that."""
+    with _open_weights(folder) as file:
+        stored = len(file.keys())
+    if stored < config.num_layers:
+        raise UserError(
+            f"{folder / WEIGHTS} must hold every weight of {config.num_layers} layers; got {stored} weights in all"
+        )
+
+
+@contextmanager
+def _open_weights(folder: Path) -> Iterator[safe_open]:
+    path = folder / WEIGHTS
+    if not path.is_file():
+        pickles = sorted(each.name for each in folder.iterdir() if each.suffix in (".bin", ".pt", ".pth", ".pkl"))
+        found = f"; {pickles[0]} is a pickle, which is never loaded: convert it to safetensors" if pickles else ""
+        raise UserError(f"a checkpoint must hold {WEIGHTS}; got {folder}{found}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} must be a whole safetensors file; {error}") from None
 
 
 def read_weights(folder: Path, expected: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -51,24 +79,16 @@ def read_weights(folder: Path, expected: dict[str, tuple[int, ...]]) -> dict[str
     pickled weights, and a tokenizer that is not the byte tokenizer.
     """
     path = folder / WEIGHTS
-    if not path.is_file():
-        pickles = sorted(each.name for each in folder.iterdir() if each.suffix in (".bin", ".pt", ".pth", ".pkl"))
-        found = f"; {pickles[0]} is a pickle, which is never loaded: convert it to safetensors" if pickles else ""
-        raise UserError(f"a checkpoint must hold {WEIGHTS}; got {folder}{found}")
-    _check_tokenizer(folder / TOKENIZER)
-    try:
-        with safe_open(path, framework="pt") as file:
-            found_names = set(file.keys())
-            _check_names(path, set(expected), found_names)
-            for name, shape in expected.items():
-                stored = file.get_slice(name)
-                if tuple(stored.get_shape()) != shape:
-                    raise UserError(f"{path}: {name} must have shape {shape}; got {tuple(stored.get_shape())}")
-                if stored.get_dtype() not in STORED_DTYPES:
-                    raise UserError(f"{path}: {name} must be one of {STORED_DTYPES}; got {stored.get_dtype()}")
-            weights = {name: file.get_tensor(name).float() for name in expected}
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} must be a whole safetensors file; {error}") from None
+    with _open_weights(folder) as file:
+        _check_tokenizer(folder / TOKENIZER)
+        _check_names(path, set(expected), set(file.keys()))
+        for name, shape in expected.items():
+            stored = file.get_slice(name)
+            if tuple(stored.get_shape()) != shape:
+                raise UserError(f"{path}: {name} must have shape {shape}; got {tuple(stored.get_shape())}")
+            if stored.get_dtype() not in STORED_DTYPES:
+                raise UserError(f"{path}: {name} must be one of {STORED_DTYPES}; got {stored.get_dtype()}")
+        weights = {name: file.get_tensor(name).float() for name in expected}
     _check_finite(str(path), weights)
     return weights
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -10,6 +11,9 @@ from model.kv_cache import KVCache
 from model.network import LoopedMoE
 from smelt_interp.errors import UserError
 from smelt_interp.tokenizer import PAD
+
+LOWEST_TEMPERATURE = 1e-6
+"""Logits divided by less would leave the numbers of single precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +32,19 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "top_k", "stop_token", "seed"):
+            if not _is_integer(getattr(self, name)):
+                raise UserError(f"{name} must be an integer; got {getattr(self, name)!r}")
         if self.max_new_tokens < 1:
             raise UserError(f"max_new_tokens must be at least 1; got {self.max_new_tokens}")
-        if not self.temperature >= 0:
-            raise UserError(f"temperature must be 0 or above; got {self.temperature}")
+        if not (self.temperature == 0 or self.temperature >= LOWEST_TEMPERATURE):
+            raise UserError(f"temperature must be 0, or {LOWEST_TEMPERATURE} or above; got {self.temperature}")
         if self.top_k < 0:
             raise UserError(f"top_k must be 0 (all) or above; got {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p must be above 0 and at most 1; got {self.top_p}")
+        if not -(2**63) <= self.seed < 2**64:
+            raise UserError(f"seed must be from -2^63 to 2^64 - 1; got {self.seed}")
 
 
 @torch.no_grad()
@@ -45,11 +54,7 @@ def generate(network: LoopedMoE, prompts: Sequence[Sequence[int]], sampling: Sam
     The whole prompt is read in one pass, then one token a pass, each with the hooks that are set. Raises `UserError`
     for no prompts, an empty one, and one whose tokens with the new ones exceed the context.
     """
-    given: list[object] = list(prompts)
-    if any(isinstance(prompt, (str, Tensor)) for prompt in given):
-        raise UserError("prompts must be lists of token ids, e.g. [[256, 40, 91]]; got text or tensors: use .tolist()")
-    if not prompts or not all(prompts):
-        raise UserError(f"prompts must be at least one, none of them empty; got lengths {[len(p) for p in prompts]}")
+    _check_prompts(prompts, network.config.vocab_size)
     longest = max(map(len, prompts))
     if longest + sampling.max_new_tokens > network.config.context:
         raise UserError(
@@ -80,6 +85,28 @@ def generate(network: LoopedMoE, prompts: Sequence[Sequence[int]], sampling: Sam
             tokens_BT = next_B[:, None]
             mask_BS = torch.cat((mask_BS, torch.ones_like(mask_BS[:, :1])), 1)
     return made
+
+
+def _check_prompts(prompts: object, vocab_size: int) -> None:
+    """Raise `UserError` for what is not lists of token ids: what is typed at a prompt has no type check."""
+    rows = list(prompts) if isinstance(prompts, (list, tuple)) else [prompts]
+    lengths: list[int] = []
+    for row in rows:
+        if row is prompts or not isinstance(row, (list, tuple)):
+            got = type(row).__name__
+            raise UserError(f"prompts must be lists of token ids, e.g. [[256, 40, 91]]; got {got}: use .tolist()")
+        lengths.append(len(row))
+        for token in row:
+            if not _is_integer(token):
+                raise UserError(f"token ids must be integers; got {token!r}")
+            if not 0 <= token < vocab_size:
+                raise UserError(f"token ids must be from 0 to {vocab_size - 1}; got {token}")
+    if not lengths or not all(lengths):
+        raise UserError(f"prompts must be at least one, none of them empty; got lengths {lengths}")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def choose(logits_BW: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:

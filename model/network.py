@@ -14,7 +14,7 @@ from transformer_lens.config import TransformerLensConfig
 from transformer_lens.hook_points import HookPoint
 
 from model.activation_cache import VisitCache, caching_hooks
-from model.checkpoint import checkpoint_folder, read_config, read_weights, write_checkpoint
+from model.checkpoint import check_layers, checkpoint_folder, read_config, read_weights, write_checkpoint
 from model.hook_names import AttentionPath, Hook, NamePredicate, NamesFilter, Request
 from model.inputs import Inputs, PassOptions
 from model.kv_cache import KVCache
@@ -392,6 +392,7 @@ class LoopedMoE(HookedRootModule):
         """
         folder = checkpoint_folder(checkpoint, allow_download=allow_download)
         config = read_config(folder)
+        check_layers(folder, config)
         with torch.device("meta"):  # no memory and no random numbers for weights that are read
             network = cls(config)
         shapes = {name: tuple(weight.shape) for name, weight in network.stored_weights().items()}

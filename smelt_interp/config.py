@@ -10,8 +10,12 @@ from smelt_interp.errors import UserError
 RouterKind = Literal["softmax", "sigmoid"]
 
 LARGEST_COUNT = 10**12
-MOST_STEPS = 100_000
-"""A plan is a list; one this long is a slip of the keyboard."""
+MOST_STEPS = 10_000
+"""A plan is a list of hooked steps; one this long is a slip of the keyboard."""
+MOST_WEIGHTS = 10**12
+"""In one matrix, or in one layer's experts together. Far below it, sizes in bytes fit 64 bits."""
+MOST_BITS = 4_096
+"""Of a number; longer ones cannot be shown in a message."""
 
 _COUNTS = (
     "num_layers",
@@ -84,7 +88,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             kind = field.type.__name__ if isinstance(field.type, type) else str(field.type)
-            _check_type(field.name, getattr(self, field.name), kind)
+            value = getattr(self, field.name)
+            if isinstance(value, int) and value.bit_length() > MOST_BITS:
+                raise UserError(f"{field.name} must be at most {MOST_BITS} bits long; got {value.bit_length()}")
+            _check_type(field.name, value, kind)
         for name in _COUNTS:
             _require(getattr(self, name) >= 1, f"{name} must be at least 1", getattr(self, name))
             _require(
@@ -108,11 +115,19 @@ class ModelConfig:
         )
         steps = self.num_layers + (self.loop_stop - self.loop_start) * (self.num_visits - 1)
         _require(steps <= MOST_STEPS, f"layers times visits must be at most {MOST_STEPS} steps", steps)
+        sizes = {
+            "num_experts x 2 x expert_width x width": 2 * self.num_experts * self.expert_width * self.width,
+            "num_heads x head_width x width": self.num_heads * self.head_width * self.width,
+            "vocab_size x width": self.vocab_size * self.width,
+        }
+        for name, size in sizes.items():
+            _require(size <= MOST_WEIGHTS, f"{name} must be at most {MOST_WEIGHTS}", size)
         _require(0 < self.loop_scale <= 1, "loop_scale must be in (0, 1]", self.loop_scale)
-        _require(self.norm_eps > 0, "norm_eps must be above 0", self.norm_eps)
+        _require(0 < self.norm_eps <= 1, "norm_eps must be above 0 and at most 1", self.norm_eps)
         _require(self.router in get_args(RouterKind), f"router must be one of {get_args(RouterKind)}", self.router)
         if self.rope_base is not None:
-            _require(self.rope_base > 1, "rope_base must be above 1, or null for no rotary embedding", self.rope_base)
+            rule = f"rope_base must be above 1 and at most {LARGEST_COUNT}, or null for no rotary embedding"
+            _require(1 < self.rope_base <= LARGEST_COUNT, rule, self.rope_base)
             _require(self.head_width % 2 == 0, "head_width must be even with a rotary embedding", self.head_width)
 
     def to_json(self) -> dict[str, object]:

@@ -149,6 +149,12 @@ def pickle_inside(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(pickle.dumps(Explosive()))
 
 
+def pipe(path: Path) -> None:
+    """One that nobody writes to: whoever opened it would wait for ever."""
+    path.unlink()
+    os.mkfifo(path)
+
+
 class Explosive:
     """A pickle that would make a file if it were ever loaded."""
 
@@ -200,6 +206,23 @@ SPOILED = {
         "tokenizer.json must be the byte tokenizer; this one differs",
     ),
     "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "tokenizer.json must hold JSON; "),
+    "deep tokenizer": (lambda f: (f / "tokenizer.json").write_text("[" * 100_000), "tokenizer.json must hold JSON; "),
+    "long number": (lambda f: (f / "tokenizer.json").write_text("1" * 5_000), "tokenizer.json must hold JSON; "),
+    "deep config": (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json must hold JSON; "),
+    "infinite norm": (lambda f: edit_json(f, "config.json", norm_eps=float("inf")), "norm_eps must be .*; got inf"),
+    "no number": (lambda f: edit_json(f, "config.json", rope_base=float("nan")), "rope_base must be .*; got nan"),
+    "layers past all": (lambda f: edit_json(f, "config.json", num_layers=10**9), "must be at most 10000 steps; got 10"),
+    "layers past the file": (
+        lambda f: edit_json(f, "config.json", num_layers=9_000),
+        "model.safetensors must hold every weight of 9000 layers; got 39 weights in all",
+    ),
+    "experts past the file": (
+        lambda f: edit_json(f, "config.json", num_experts=10**9),
+        r"layers\.0\.mlp\.w_in must have shape \(1000000000, 24, 16\); got \(6, 24, 16\)",
+    ),
+    "config pipe": (lambda f: pipe(f / "config.json"), "config.json of a checkpoint must be a file; got something"),
+    "weights pipe": (lambda f: pipe(f / "model.safetensors"), "a checkpoint must hold model.safetensors; got "),
+    "tokenizer pipe": (lambda f: pipe(f / "tokenizer.json"), "a checkpoint must hold tokenizer.json; missing "),
 }
 
 

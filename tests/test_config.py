@@ -14,8 +14,8 @@ RULES = [
     ("num_layers", 0, "num_layers must be at least 1; got 0"),
     ("top_k", 0, "top_k must be at least 1; got 0"),
     ("width", 10**400, r"width must be at most 1000000000000; got 10{400}"),
-    ("num_layers", 10**9, "layers times visits must be at most 100000 steps; got 1000000002"),
-    ("num_visits", 10**9, "layers times visits must be at most 100000 steps; got 2000000002"),
+    ("num_layers", 10**9, "layers times visits must be at most 10000 steps; got 1000000002"),
+    ("num_visits", 10**9, "layers times visits must be at most 10000 steps; got 2000000002"),
     ("top_k", 7, r"top_k must be at most num_experts \(6\); got 7"),
     ("num_heads", 3, r"num_heads must be a multiple of num_kv_heads \(2\); got 3"),
     ("head_width", 7, "head_width must be even with a rotary embedding; got 7"),
@@ -27,8 +27,17 @@ RULES = [
     ("loop_scale", 0.0, r"loop_scale must be in \(0, 1\]; got 0.0"),
     ("loop_scale", 1.01, r"loop_scale must be in \(0, 1\]; got 1.01"),
     ("loop_scale", float("nan"), r"loop_scale must be in \(0, 1\]; got nan"),
-    ("norm_eps", 0.0, "norm_eps must be above 0; got 0.0"),
-    ("rope_base", 1.0, "rope_base must be above 1, or null for no rotary embedding; got 1.0"),
+    ("num_experts", 10**12, "num_experts x 2 x expert_width x width must be at most 1000000000000; got 384"),
+    ("head_width", 10**12, "num_heads x head_width x width must be at most 1000000000000; got 64"),
+    ("vocab_size", 10**12, "vocab_size x width must be at most 1000000000000; got 16000000000000"),
+    ("norm_eps", 0.0, "norm_eps must be above 0 and at most 1; got 0.0"),
+    ("norm_eps", float("inf"), "norm_eps must be above 0 and at most 1; got inf"),
+    ("norm_eps", float("nan"), "norm_eps must be above 0 and at most 1; got nan"),
+    ("norm_eps", 10**400, "norm_eps must be above 0 and at most 1; got 10{400}"),
+    ("rope_base", 1.0, "rope_base must be above 1 and at most 1000000000000, or null for no .*; got 1.0"),
+    ("rope_base", float("inf"), "rope_base must be above 1 and at most 1000000000000, or null for no .*; got inf"),
+    ("rope_base", float("nan"), "rope_base must be above 1 and at most 1000000000000, or null for no .*; got nan"),
+    ("rope_base", 10**400, "rope_base must be above 1 and at most 1000000000000, or null for no .*; got 10{400}"),
     ("router", "hash", r"router must be one of \('softmax', 'sigmoid'\); got hash"),
     ("width", 16.0, "width must be of type int; got 16.0"),
     ("width", True, "width must be of type int; got True"),
@@ -42,6 +51,13 @@ RULES = [
 def test_a_field_outside_its_rule_is_named(field, value, message):
     with pytest.raises(UserError, match=message):
         replace(TINY, **{field: value})
+
+
+@pytest.mark.parametrize("field", ["width", "rope_base", "router", "tied_unembedding", "loop_start"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_number_too_long_to_be_shown_is_named(field, sign):
+    with pytest.raises(UserError, match=f"{field} must be at most 4096 bits long; got 16610"):
+        replace(TINY, **{field: sign * 10**5000})
 
 
 def test_a_network_without_a_rotary_embedding_may_have_odd_heads():

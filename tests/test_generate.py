@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from networks import TINY, VARIANTS, random_tokens, tiny_network
@@ -112,6 +113,13 @@ def test_a_generation_fills_the_context_to_its_last_token():
         ([], r"prompts must be at least one, none of them empty; got lengths \[\]"),
         ([[1], []], r"none of them empty; got lengths \[1, 0\]"),
         ([[1, 259]], "token ids must be from 0 to 258; got 259"),
+        ([[1, -1]], "token ids must be from 0 to 258; got -1"),
+        ([[2**70]], "token ids must be from 0 to 258; got 1180591620717411303424"),
+        ([[1.5]], r"token ids must be integers; got 1\.5"),
+        ([[1.0]], r"token ids must be integers; got 1\.0"),
+        ([[True]], "token ids must be integers; got True"),
+        ([["a"]], "token ids must be integers; got 'a'"),
+        ([[[1]]], r"token ids must be integers; got \[1\]"),
     ],
 )
 def test_bad_prompts_are_named(prompts, message):
@@ -123,11 +131,18 @@ def test_bad_prompts_are_named(prompts, message):
     ("field", "value", "message"),
     [
         ("max_new_tokens", 0, "max_new_tokens must be at least 1; got 0"),
-        ("temperature", -0.1, "temperature must be 0 or above; got -0.1"),
+        ("temperature", -0.1, "temperature must be 0, or 1e-06 or above; got -0.1"),
         ("top_k", -1, r"top_k must be 0 \(all\) or above; got -1"),
         ("top_p", 0.0, "top_p must be above 0 and at most 1; got 0.0"),
         ("top_p", 1.1, "top_p must be above 0 and at most 1; got 1.1"),
-        ("temperature", float("nan"), "temperature must be 0 or above; got nan"),
+        ("temperature", float("nan"), "temperature must be 0, or 1e-06 or above; got nan"),
+        ("temperature", 1e-45, "temperature must be 0, or 1e-06 or above; got 1e-45"),
+        ("seed", 2**70, r"seed must be from -2\^63 to 2\^64 - 1; got 1180591620717411303424"),
+        ("seed", -(2**63) - 1, r"seed must be from -2\^63 to 2\^64 - 1; got -9223372036854775809"),
+        ("seed", 1.5, "seed must be an integer; got 1.5"),
+        ("max_new_tokens", 2.0, "max_new_tokens must be an integer; got 2.0"),
+        ("top_k", True, "top_k must be an integer; got True"),
+        ("stop_token", None, "stop_token must be an integer; got None"),
     ],
 )
 def test_bad_sampling_is_named(field, value, message):
@@ -135,7 +150,26 @@ def test_bad_sampling_is_named(field, value, message):
         Sampling(**({"max_new_tokens": 1} | {field: value}))
 
 
-@pytest.mark.parametrize("prompts", ["text", ["text"], torch.zeros(1, 3, dtype=torch.long), [torch.zeros(3)]])
-def test_prompts_are_lists_of_token_ids(prompts):
-    with pytest.raises(UserError, match=r"prompts must be lists of token ids, e\.g\. .*; got text or tensors"):
+@pytest.mark.parametrize(
+    ("prompts", "kind"),
+    [
+        ("text", "str"),
+        (["text"], "str"),
+        (torch.zeros(1, 3, dtype=torch.long), "Tensor"),
+        ([torch.zeros(3)], "Tensor"),
+        ([np.zeros(3, dtype=np.int64)], "ndarray"),
+        (None, "NoneType"),
+        ([None], "NoneType"),
+        ([256, 40], "int"),
+        (7, "int"),
+    ],
+)
+def test_prompts_are_lists_of_token_ids(prompts, kind):
+    with pytest.raises(UserError, match=rf"prompts must be lists of token ids, e\.g\. .*; got {kind}: use .tolist"):
         generate(tiny_network(), prompts, Sampling(max_new_tokens=1))
+
+
+def test_the_lowest_temperature_takes_the_most_likely_token():
+    network = tiny_network()
+    drawn = generate(network, PROMPTS, Sampling(max_new_tokens=8, temperature=1e-6))
+    assert drawn == generate(network, PROMPTS, Sampling(max_new_tokens=8))
