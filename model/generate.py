@@ -1,5 +1,6 @@
 """Generation with one KV slot a step: greedy or sampled, in batches padded on the left, with hooks active."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -37,8 +38,10 @@ class Sampling:
                 raise UserError(f"{name} must be an integer; got {getattr(self, name)!r}")
         if self.max_new_tokens < 1:
             raise UserError(f"max_new_tokens must be at least 1; got {self.max_new_tokens}")
-        if not (self.temperature == 0 or self.temperature >= LOWEST_TEMPERATURE):
-            raise UserError(f"temperature must be 0, or {LOWEST_TEMPERATURE} or above; got {self.temperature}")
+        if not (self.temperature == 0 or LOWEST_TEMPERATURE <= self.temperature < math.inf):
+            raise UserError(
+                f"temperature must be 0, or finite and at least {LOWEST_TEMPERATURE}; got {self.temperature}"
+            )
         if self.top_k < 0:
             raise UserError(f"top_k must be 0 (all) or above; got {self.top_k}")
         if not 0 < self.top_p <= 1:

@@ -57,7 +57,7 @@ class Inputs:
             raise UserError(f"a row must be at most the context of {config.context} tokens; got {self.held + length}")
         if request.from_tokens:
             known_BT = (self.values >= 0) & (self.values < config.vocab_size)
-            _require_all(known_BT, self.values, f"token ids must be from 0 to {config.vocab_size - 1}")
+            require_all(known_BT, self.values, f"token ids must be from 0 to {config.vocab_size - 1}")
         self._check_masks(batch, length)
         self._check_cache(batch, request)
 
@@ -69,7 +69,7 @@ class Inputs:
             raise UserError("segment_start_BT must come without kv_cache and attention_mask_BT; got both")
         if start_BT is not None:
             behind_BT = (start_BT >= 0) & (start_BT <= torch.arange(length, device=start_BT.device))
-            _require_all(behind_BT, start_BT, "segment_start_BT must lie from 0 to each token's own position")
+            require_all(behind_BT, start_BT, "segment_start_BT must lie from 0 to each token's own position")
         if mask_BS is not None and mask_BS.shape != (batch, self.held + length):
             raise UserError(
                 f"attention_mask_BT must have shape {(batch, self.held + length)}; got {tuple(mask_BS.shape)}"
@@ -124,7 +124,7 @@ def rotary(config: ModelConfig, positions_BT: Tensor) -> tuple[Tensor | None, Te
     return angles_BTC.cos(), angles_BTC.sin()
 
 
-def _require_all(holds_BT: Tensor, x_BT: Tensor, rule: str) -> None:
+def require_all(holds_BT: Tensor, x_BT: Tensor, rule: str) -> None:
     """`UserError` with the first value that breaks the rule. On a GPU the rule is asserted where the value lies, since
     to look at it is to wait for everything that the GPU still has to do."""
     if x_BT.is_cuda:

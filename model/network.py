@@ -16,7 +16,7 @@ from transformer_lens.hook_points import HookPoint
 from model.activation_cache import VisitCache, caching_hooks
 from model.checkpoint import check_layers, checkpoint_folder, read_config, read_weights, write_checkpoint
 from model.hook_names import AttentionPath, Hook, NamePredicate, NamesFilter, Request
-from model.inputs import Inputs, PassOptions
+from model.inputs import Inputs, PassOptions, require_all
 from model.kv_cache import KVCache
 from model.layer import Layer
 from model.lens_config import lens_config
@@ -139,11 +139,13 @@ class LoopedMoE(HookedRootModule):
         inputs = Inputs(values=tokens_BT, segment_start_BT=segment_start_BT)
         with self.lock:
             logits_BTW, routings = self._checked_run(inputs, self._request(attention=attention))
-        if tokens_BT.shape[1] < 2:
-            raise UserError("a loss must have rows of at least 2 tokens, one to predict; got 1")
+        _require_a_target(tokens_BT)
         target_BT = tokens_BT[:, 1:].long()
         if segment_start_BT is not None:
-            target_BT = target_BT.masked_fill(segment_start_BT[:, 1:] != segment_start_BT[:, :-1], -100)
+            counts_BT = segment_start_BT[:, 1:] == segment_start_BT[:, :-1]
+            rule = "a loss must have a token to predict: one that is not the first of its document"
+            require_all(counts_BT.any(), counts_BT.sum(), rule)
+            target_BT = target_BT.masked_fill(~counts_BT, -100)
         next_token = functional.cross_entropy(logits_BTW[:, :-1].flatten(0, 1).float(), target_BT.flatten())
         balance = [balance_loss(routing.scores_NE, routing.expert_indices_NK) for routing in routings]
         return Loss(next_token, torch.stack(balance).mean())
@@ -411,7 +413,13 @@ class LoopedMoE(HookedRootModule):
 
 def next_token_loss(tokens_BT: Tensor, logits_BTW: Tensor) -> Tensor:
     """Mean cross-entropy of each row's next tokens, in nats."""
+    _require_a_target(tokens_BT)
     return functional.cross_entropy(logits_BTW[:, :-1].flatten(0, 1).float(), tokens_BT[:, 1:].flatten().long())
+
+
+def _require_a_target(tokens_BT: Tensor) -> None:
+    if tokens_BT.shape[1] < 2:
+        raise UserError("a loss must have rows of at least 2 tokens, one to predict; got 1")
 
 
 @torch.no_grad()

@@ -97,7 +97,8 @@ def _library_documents() -> Iterator[Document]:
 
 def _folder_documents(folder: Path) -> Iterator[Document]:
     for path in folder.glob("*.txt"):
-        yield Document(name=path.stem, data=path.read_bytes())
+        if path.is_file():
+            yield Document(name=path.stem, data=path.read_bytes())
 
 
 @lru_cache(maxsize=12)
@@ -146,10 +147,15 @@ class Windows:
     """Windows of a corpus: runs of bytes that lie in one document, every starting byte equally likely."""
 
     def __init__(self, texts: Corpus, width: int) -> None:
-        """Documents shorter than `width` bytes are left out. Raises UserError when that leaves none."""
+        """Documents shorter than `width` bytes are left out. Raises UserError when there are none left."""
+        if not texts.documents:
+            raise UserError(
+                f"texts of {texts.domain} must hold a document; got none, so those in {fetched_folder()} are "
+                "not whole: run `python -m smelt_interp.fetch_texts`, or choose the excerpts"
+            )
         long_enough = [document.data for document in texts.documents if len(document.data) >= width]
         if not long_enough:
-            longest = max((len(document.data) for document in texts.documents), default=0)
+            longest = max(len(document.data) for document in texts.documents)
             raise UserError(
                 f"text rows must be at most {longest + 1} tokens here, the longest document of {texts.domain} "
                 f"and its bos; got {width + 1}"

@@ -360,3 +360,19 @@ def test_the_plan_is_the_networks():
     assert tiny_network().step(2, 1) == 4
     assert hook_name(4, INDICES) in tiny_network().hook_dict
     assert [block.attn.step_index for block in tiny_network().blocks] == list(range(6))
+
+
+def test_a_loss_over_documents_of_one_token_each_is_refused():
+    """Every token is the first of its document, so none is a target: a mean over nothing would be not-a-number."""
+    network, tokens_BT = tiny_network(), random_tokens(2, 6)
+    start_BT = torch.arange(6).repeat(2, 1)
+    with pytest.raises(UserError, match=r"a loss must have a token to predict: one that is not the first .*; got 0"):
+        network.loss(tokens_BT, segment_start_BT=start_BT)
+    start_BT[1, 5] = 4  # one target
+    expected = -network(tokens_BT, segment_start_BT=start_BT)[1, 4].log_softmax(-1)[tokens_BT[1, 5]]
+    torch.testing.assert_close(network.loss(tokens_BT, segment_start_BT=start_BT).next_token, expected)
+
+
+def test_a_backward_pass_without_a_metric_needs_something_to_predict():
+    with pytest.raises(UserError, match="a loss must have rows of at least 2 tokens, one to predict; got 1"):
+        tiny_network().run_with_cache(random_tokens(2, 1), incl_bwd=True)

@@ -18,9 +18,11 @@ from safetensors.torch import load_file, save_file
 from model import train as training
 from model.network import LoopedMoE
 from model.train import METRICS, TrainOptions, train
+from smelt_interp import mixture as mixture_module
 from smelt_interp.command_line import parse
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.mixture import MixtureOptions, TrainingMixture
+from smelt_interp.text import corpus
 
 MIXTURE = MixtureOptions(
     context=64, dyck_episode=2, dyck_standard=1, code=1, prose=1, math=1, backcopy=1, max_total=4, source="excerpts"
@@ -326,3 +328,25 @@ def test_gains_do_not_decay():
     assert (matrices["weight_decay"], gains["weight_decay"]) == (0.1, 0.0)
     assert all(weight.ndim >= 2 for weight in matrices["params"])
     assert len(gains["params"]) == 2 * 4 + 1
+
+
+@pytest.mark.parametrize(
+    ("there", "got"),
+    [
+        ([], r"fetched texts must be in .*; got no such folder"),
+        (["math"], "texts of prose must hold a document; got none, .* not whole"),
+        (["prose/readme.md"], "texts of prose must hold a document; got none, .* not whole"),
+        (["prose/08-ruth.txt"], "texts of math must hold a document; got none, .* not whole"),
+    ],
+)
+def test_texts_that_were_not_fetched_are_asked_for_before_a_folder_is_made(there, got, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(mixture_module, "corpus", corpus.__wrapped__)  # the texts of this machine may be remembered
+    for name in there:
+        path = tmp_path / "cache" / "smelt-interp" / "texts" / name
+        (path.parent if path.suffix else path).mkdir(parents=True)
+        if path.suffix:
+            path.write_text("In the days when the judges ruled " * 20)
+    with pytest.raises(UserError, match=rf"{got}: run `python -m smelt_interp\.fetch"):
+        train(replace(OPTIONS, mixture=replace(MIXTURE, source="fetched")), TINY)
+    assert not Path("run").exists()
