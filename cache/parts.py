@@ -7,13 +7,16 @@ wrote them, one after the other or several at once, each other batches. At the e
 compressed, into one file inside the folder, which is read back, digested, and moved to `NAME.h5`.
 """
 
+import fcntl
 import hashlib
 import io
 import itertools
 import json
 import os
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +26,7 @@ import numpy as np
 from cache.batch import Batch
 from cache.layout import (
     LIBRARY_FORMAT,
+    OUTPUT_TYPES,
     SCHEMA,
     TOKEN_COLUMNS,
     TOKEN_TYPES,
@@ -31,16 +35,23 @@ from cache.layout import (
     Precision,
     create_site,
     part_image,
+    site_chunk,
+    site_shape,
 )
 from cache.selection import Kept
-from cache.store import REQUEST_FILE, Capture, parts_folder, sidecar
-from cache.verify import verify_contents
+from cache.store import DAMAGE, REQUEST_FILE, Capture, check_links, parts_folder, sidecar
+from cache.verify import verify_contents, verify_digest
 from smelt_interp.errors import UserError
 from smelt_interp.output_files import make_folder, write_whole
 from smelt_interp.plan import plan
 from smelt_interp.samples import concatenate
 from smelt_interp.sites import SITES
 from smelt_interp.tokenizer import PAD, decode_bytes
+
+LOCK_FILE = "lock"
+LONGEST_NAME = 230
+"""Bytes of a capture's name: a file system takes 255, and the names of files beside it are longer."""
+_PART_NAME = re.compile(r"([0-9]{8,18})-([0-9a-f]{64})\.h5")
 
 
 class Part(NamedTuple):
@@ -56,31 +67,33 @@ class Part(NamedTuple):
 class Recording:
     """A capture that is being recorded, or was before and is gone on with.
 
-    Raises UserError for a name that does not end in .h5, a folder that cannot be written, and a file or parts of
-    another request under the same name. `finished` says that the very capture is already there.
+    Raises UserError for a name that does not end in .h5 or is too long, a folder that cannot be written, a damaged
+    file, and a file or parts of another request under the same name. `finished` says that the very capture is already
+    there, whole. A folder without any part belongs to no request.
     """
 
     def __init__(self, out: Path, contents: Contents, command: str = "") -> None:
         if out.suffix != ".h5":
             raise UserError(f"a capture's name must end in .h5; got {out}")
+        if (num_bytes := len(os.fsencode(out.name))) > LONGEST_NAME:
+            raise UserError(f"a capture's name must have at most {LONGEST_NAME} bytes; got {num_bytes}: {out}")
         self._out = out
         self._contents = contents
         self._command = command
         self._folder = parts_folder(out)
-        self.finished = out.exists()
         self._digest = contents.digest()
         self._parts: dict[int, Part] = {}
+        self.finished = self._is_there()
         if self.finished:
-            if (capture := Capture(out)).contents_digest != self._digest:
-                differing = ", ".join(_differing(capture, contents))
-                raise UserError(
-                    f"a capture must not replace another; {out} holds one that differs in {differing}: "
-                    "rename it or choose another name"
-                )
             shutil.rmtree(self._folder, ignore_errors=True)
             return
-        self._open_folder()
-        self._look()
+        make_folder(out.parent)
+        make_folder(self._folder)
+        with self._locked(fcntl.LOCK_EX) as finished:
+            self.finished = finished
+            if not finished:
+                self._open_folder()
+                self._look()
 
     def missing(self, batch_size: int) -> list[range]:
         """The batches of `batch_size` positions that no finished part holds, in order.
@@ -102,17 +115,31 @@ class Recording:
             raise UserError(f"a batch must hold consecutive samples of its capture; got {batch.sample_ids.tolist()}")
         image = part_image(contents, batch)
         path = self._folder / f"{first:08d}-{hashlib.sha256(image).hexdigest()}.h5"
-        write_whole(path, image)
+        with self._locked(fcntl.LOCK_SH) as finished:
+            self.finished = finished
+            if not finished:
+                self._check_request()
+                write_whole(path, image)
         self._parts[first] = Part(first, count, path)
 
     def finish(self) -> Capture:
         """Join the parts into the capture, verify it, move it to its name, remove the parts.
 
-        Parts that other processes have written are joined too. Raises UserError while samples are missing.
+        Parts that other processes have written are joined too; where another process is joining them, it is waited
+        for. Raises UserError while samples are missing.
         """
-        if self.finished:
-            return Capture(self._out)
-        self._look()
+        if not self.finished:
+            with self._locked(fcntl.LOCK_EX) as finished:
+                if not finished:
+                    self._check_request()
+                    self._look()
+                    self._publish()
+                    shutil.rmtree(self._folder)
+            self.finished = True
+        return Capture(self._out)
+
+    def _publish(self) -> None:
+        """Join the parts in hand and give the whole file its name."""
         whole = self._folder / "whole.partial"
         self._join(whole)
         verify_contents(whole)
@@ -122,26 +149,70 @@ class Recording:
         write_whole(sidecar(self._out), f"{digest}  {self._out.name}\n".encode())
         os.replace(whole, self._out)
         _sync_folder(self._out.parent)
-        shutil.rmtree(self._folder)
-        self.finished = True
-        return Capture(self._out)
+
+    def _is_there(self) -> bool:
+        """Whether the finished capture is. Raises UserError for another file, or a damaged one, in its place."""
+        if not self._out.exists():
+            return False
+        has_digest = sidecar(self._out).is_file() and self._out.is_file()
+        if has_digest:  # before HDF5 reads the file
+            self._check_whole(verify_digest)
+        capture = Capture(self._out)
+        if capture.contents_digest != self._digest:
+            differing = ", ".join(_differing(capture, self._contents))
+            raise UserError(
+                f"a capture must not replace another; {self._out} holds one that differs in {differing}: "
+                "rename it or choose another name"
+            )
+        if not has_digest:
+            self._check_whole(verify_contents)
+        return True
+
+    def _check_whole(self, check: Callable[[Path], object]) -> None:
+        try:
+            check(self._out)
+        except UserError as error:
+            raise UserError(f"{self._out} is damaged, remove it and record again: {error}") from None
+
+    @contextmanager
+    def _locked(self, operation: int) -> Iterator[bool]:
+        """Hold the lock of the folder, shared (LOCK_SH) to add a part, alone (LOCK_EX) to open the folder or to join;
+        gives whether the capture is finished, in which case the folder may be gone."""
+        try:
+            descriptor = os.open(self._folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:
+            if not self._is_there():
+                raise
+            yield True
+            return
+        try:
+            fcntl.flock(descriptor, operation)
+            yield self._is_there()
+        finally:
+            os.close(descriptor)
 
     def _open_folder(self) -> None:
-        make_folder(self._out.parent)
-        make_folder(self._folder)
+        if any(self._folder.glob("*.h5")):
+            self._check_request()
+            return
+        document = {"digest": self._digest, "request": self._contents.request(), "command": self._command}
+        write_whole(self._folder / REQUEST_FILE, json.dumps(document, indent=1).encode())
+
+    def _check_request(self) -> None:
         request = self._folder / REQUEST_FILE
         if not request.exists():
-            if any(self._folder.glob("*.h5")):
-                raise UserError(f"{self._folder} must hold the parts of one recording; got no {REQUEST_FILE} in it")
-            document = {"digest": self._digest, "request": self._contents.request(), "command": self._command}
-            write_whole(request, json.dumps(document, indent=1).encode())
+            raise UserError(f"{self._folder} must hold the parts of one recording; got no {REQUEST_FILE} in it")
         try:
             stored = json.loads(request.read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError):
-            stored = {}
+        except (ValueError, RecursionError):
+            stored = None
+        theirs = stored.get("request") if isinstance(stored, dict) else None
+        if not isinstance(theirs, dict):
+            raise UserError(
+                f"{request} must hold the request of a recording; got something else: remove {self._folder}"
+            )
         if stored.get("digest") != self._digest:
             ours = json.loads(self._contents.request_json())
-            theirs = stored.get("request", {})
             differ = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)] or ["config"]
             raise UserError(
                 f"parts to go on with must be of the same request; {self._folder} differs in {', '.join(differ)}: "
@@ -150,17 +221,19 @@ class Recording:
 
     def _look(self) -> None:
         """Take up the parts in the folder whose bytes are what their name says; others are removed."""
-        for path in sorted(self._folder.glob("*-*.h5")):
-            number, _, digest = path.stem.partition("-")
-            first = int(number)
+        for path in sorted(self._folder.glob("*.h5")):
+            name = _PART_NAME.fullmatch(path.name)
+            if name is None:
+                raise UserError(f"a part must be named FIRST-SHA256.h5; got {path}: remove it")
+            first = int(name[1])
             if first in self._parts:
                 continue
             data = path.read_bytes()
-            if hashlib.sha256(data).hexdigest() != digest:
+            if hashlib.sha256(data).hexdigest() != name[2]:
                 path.unlink()
                 continue
-            with h5py.File(io.BytesIO(data), "r") as file:
-                self._parts[first] = Part(first, len(file["logprob"]), path)
+            with _part_file(path, data) as file:
+                self._parts[first] = Part(first, _num_samples(file, first, self._contents), path)
 
     def _join(self, whole: Path) -> None:
         parts = [self._parts[first] for first in sorted(self._parts)]
@@ -215,6 +288,37 @@ def write_capture(
         for each in batches:
             recording.add(each)
     return recording.finish()
+
+
+@contextmanager
+def _part_file(path: Path, data: bytes) -> Iterator[h5py.File]:
+    """The HDF5 file of a part; what is wrong with it is a UserError that names it."""
+    try:
+        with h5py.File(io.BytesIO(data), "r") as file:
+            yield file
+    except DAMAGE as error:
+        if isinstance(error, UserError) and str(path) in str(error):
+            raise
+        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path} must be a part of this recording; {detail}: remove it") from None
+
+
+def _num_samples(file: h5py.File, first: int, contents: Contents) -> int:
+    """How many samples a part holds, after a check that its datasets are those of its recording."""
+    check_links(file)
+    num_tokens = contents.samples.ids_NT.shape[1]
+    count = len(file["logprob"])
+    if not 0 < count <= len(contents.samples) - first:
+        raise UserError(f"its samples must be of the {len(contents.samples)} recorded; got {count} from {first}")
+    expected: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    expected = dict.fromkeys(OUTPUT_TYPES, ((count, num_tokens), (1, num_tokens)))
+    for suffix, kept in contents.sites.items():
+        shape = site_shape(suffix, contents.config, num_tokens, len(kept.heads))
+        expected[suffix] = (len(kept.steps), count, *shape), site_chunk(suffix, shape)
+    found = {name: (dataset.shape, dataset.chunks) for name, dataset in file.items()}
+    if wrong := sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name)):
+        raise UserError(f"it must hold the datasets of its request; got {', '.join(wrong)} otherwise")
+    return count
 
 
 def _sync_folder(folder: Path) -> None:
@@ -297,7 +401,7 @@ def _copy(part: Part, file: h5py.File, num_samples: int) -> None:
     data = part.path.read_bytes()
     if hashlib.sha256(data).hexdigest() not in part.path.name:
         raise UserError(f"a part must be as it was written; {part.path} has changed: run the command again")
-    with h5py.File(io.BytesIO(data), "r") as source:
+    with _part_file(part.path, data) as source:
         for name, dataset in source.items():
             is_site = name in SITES
             axis = 1 if is_site else 0

@@ -8,6 +8,7 @@ its last row, and each is a function of its own rows alone, so a recording that 
 """
 
 import hashlib
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from cache.batch import Batch, SiteKey
 from cache.layout import Contents, Precision
 from cache.parts import Recording
-from cache.selection import Kept, head_axis, num_heads, select
+from cache.selection import Kept, chosen_steps, head_axis, num_heads, select
 from cache.store import Capture, parts_folder
 from smelt_interp.command_line import parse
 from smelt_interp.datasets import DataOptions, load_samples
@@ -54,6 +55,7 @@ DEFAULT_SITES = (
     "hook_mlp_out",
 )
 """The union of what the shipped probes read."""
+LARGEST_SEED = 2**63 - 1
 
 
 Watch = Callable[[Contents, int], Callable[[int], None]]
@@ -137,6 +139,8 @@ def record(
         for batch in run_batches(model, samples, suffixes, batch_size=batch_size, rows=block_rows, **selection):
             recording.add(batch)
         tell(done + 1)
+        if recording.finished:  # by another process
+            break
     return recording.finish()
 
 
@@ -269,6 +273,8 @@ class RecordOptions:
     def __post_init__(self) -> None:
         if self.threads < 1:
             raise UserError(f"threads must be at least 1; got {self.threads}")
+        if not 0 <= self.untrained_seed <= LARGEST_SEED:
+            raise UserError(f"untrained-seed must be 0 to {LARGEST_SEED}; got {self.untrained_seed}")
 
 
 def record_checkpoint(options: RecordOptions, command: str) -> Capture:
@@ -287,6 +293,11 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
         "visits": _from_one("visits", options.visits, model.config.num_visits),
         "heads": _from_one("heads", options.heads, model.config.num_heads),
     }
+    if not chosen_steps(model.config, filters["layers"], filters["visits"]):
+        raise UserError(
+            f"the chosen layers must run on the chosen visits; got layers {list(options.layers)} and visits "
+            f"{list(options.visits)}, counted from 1: layers outside the loop have visit 1 alone"
+        )
     if options.untrained:
         model = LoopedMoE(model.config, seed=options.untrained_seed)
     samples = load_samples(options.data, model.config.context)
@@ -311,7 +322,8 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
             **filters,
         )
     except (OSError, KeyboardInterrupt):
-        print(f"finished parts stay in {parts_folder(options.out)}; to go on: {command}", file=sys.stderr)
+        if os.path.isdir(parts_folder(options.out)):
+            print(f"finished parts stay in {parts_folder(options.out)}; to go on: {command}", file=sys.stderr)
         raise
 
 

@@ -30,6 +30,15 @@ def head_axis(suffix: str) -> int:
     return axes.index("Q") if "Q" in axes else axes.index("G")
 
 
+def chosen_steps(config: ModelConfig, layers: Sequence[int], visits: Sequence[int]) -> tuple[int, ...]:
+    """Steps of the plan that the filters leave; numbers count from 0, and an empty filter leaves all."""
+    return tuple(
+        index
+        for index, step in enumerate(plan(config))
+        if (not layers or step.layer in layers) and (not visits or step.visit in visits)
+    )
+
+
 def select(
     config: ModelConfig,
     suffixes: Iterable[str],
@@ -50,11 +59,7 @@ def select(
     ):
         if outside := [number for number in numbers if not 0 <= number < count]:
             raise UserError(f"{what} must be 0 to {count - 1}, counted from 0; got {outside[0]}")
-    kept_steps = tuple(
-        index
-        for index, step in enumerate(plan(config))
-        if (not layers or step.layer in layers) and (not visits or step.visit in visits)
-    )
+    kept_steps = chosen_steps(config, layers, visits)
     if not kept_steps:
         raise UserError(
             f"the chosen layers must run on the chosen visits; got layers {list(layers)} and visits {list(visits)}, "

@@ -31,13 +31,13 @@ from cache.selection import Kept, head_axis
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
 from smelt_interp.plan import Plan, plan
-from smelt_interp.samples import Samples
+from smelt_interp.samples import Role, Samples
 from smelt_interp.sites import SITES, check_suffix
 
 REQUEST_FILE = "request.json"
 _FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
 _SITE_TYPES = {np.dtype(kind) for kind in ("float16", "float32", "uint16", "int32")}
-_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError)
+DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError)
 """What h5py raises when a file's structure is not what it says."""
 
 
@@ -54,14 +54,14 @@ def sidecar(path: Path) -> Path:
 class Capture:
     """A finished capture. Raises UserError when the file is not one, or not whole.
 
-    Opening checks the structure; `cache.verify` checks the bytes.
+    Opening checks the structure and the tokens; `cache.verify` checks the bytes and the numbers.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         _check_finished(self.path)
         with self.file("open") as file:
-            _check_links(file)
+            check_links(file)
             _check_schema(file)
             config_json, request_json = _text(file, "config"), _text(file, "request")
             self.contents_digest = contents_digest(config_json, request_json)
@@ -72,6 +72,7 @@ class Capture:
             self.samples, self.sample_ids = _read_samples(file)
             self.kept = _read_kept(file, self.config, self.samples.ids_NT.shape)
             _check_plan(file, self.plan)
+            _check_tokens(self.samples, self.sample_ids, self.config)
         requested = self.request.get("sites")
         if not isinstance(requested, dict) or set(requested) != set(self.kept):
             raise UserError(f"a capture must hold the sites of its request; {self.path} holds {', '.join(self.kept)}")
@@ -170,7 +171,7 @@ class Capture:
                 yield file
         except UserError as error:
             raise UserError(str(error) if str(self.path) in str(error) else f"{self.path}: {error}") from None
-        except _DAMAGE as error:
+        except DAMAGE as error:
             detail = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(
                 f"a capture must be a whole HDF5 file to {purpose}; got {self.path}: {detail}: copy or record it again"
@@ -184,7 +185,9 @@ def _check_finished(path: Path) -> None:
     if parts.is_dir():
         try:
             command = json.loads((parts / REQUEST_FILE).read_text(encoding="utf-8"))["command"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            command = ""
+        if not isinstance(command, str) or not command.isprintable():
             command = ""
         num_parts = len(list(parts.glob("*-*.h5")))
         way_out = f"go on with: {command}" if command else "run the command that records it again"
@@ -192,7 +195,7 @@ def _check_finished(path: Path) -> None:
     raise UserError(f"a capture must be a file; got {path}")
 
 
-def _check_links(file: h5py.File) -> None:
+def check_links(file: h5py.File) -> None:
     """Refuse whatever would read another file, or run a filter that is not HDF5's own."""
     groups = [file]
     while groups:
@@ -274,6 +277,32 @@ def _read_samples(file: h5py.File) -> tuple[Samples, NDArray[np.int64]]:
         episode_N=arrays["episode"],
     )
     return samples, arrays["sample_id"]
+
+
+def _check_tokens(samples: Samples, sample_ids: NDArray[np.int64], config: ModelConfig) -> None:
+    num_tokens = samples.ids_NT.shape[1]
+    if num_tokens > config.context:
+        raise UserError(f"tokens/ids must have rows of at most the context of {config.context}; got {num_tokens}")
+    episode_N = samples.episode_N
+    letters_NL = np.ascontiguousarray(samples.domain_N).view(np.uint8).reshape(len(samples), -1)
+    rules = (
+        ("ids must be in the vocabulary", (samples.ids_NT >= 0) & (samples.ids_NT < config.vocab_size)),
+        ("role must be one of the roles", np.isin(samples.role_NT, list(Role))),
+        (
+            "segment_start must not lie ahead",
+            (samples.segment_start_NT >= 0) & (samples.segment_start_NT <= np.arange(num_tokens)),
+        ),
+        ("length must be 1 to the length of a row", (samples.length_N >= 1) & (samples.length_N <= num_tokens)),
+        ("domain must be ASCII", (letters_NL < 128).all(1)),
+        (
+            "episode must have shots from -1 and counts from 0",
+            (episode_N["shots"] >= -1) & (episode_N["depth"] >= 0) & (episode_N["answer_length"] >= 0),
+        ),
+        ("sample_id must be 0 or above and ascend", np.diff(sample_ids, prepend=-1) > 0),
+    )
+    for rule, holds in rules:
+        if not holds.all():
+            raise UserError(f"tokens/{rule}; {int((~holds).sum())} are not")
 
 
 def _read_kept(file: h5py.File, config: ModelConfig, tokens_shape: tuple[int, ...]) -> dict[str, Kept]:

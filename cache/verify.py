@@ -10,10 +10,14 @@ from typing import Annotated, NamedTuple
 import h5py
 import numpy as np
 import tyro
+from numpy.typing import NDArray
 
+from cache.layout import OUTPUT_TYPES, decode
 from cache.store import Capture, sidecar
 from smelt_interp.command_line import parse
+from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError, run_command
+from smelt_interp.sites import SITES
 
 
 class Verified(NamedTuple):
@@ -30,10 +34,18 @@ def verify(path: Path) -> Verified:
 
     The digest comes first: damaged metadata can crash the HDF5 library.
     """
-    digest_path = sidecar(path)
-    if not path.is_file() or not digest_path.is_file():
+    if not path.is_file() or not sidecar(path).is_file():
         Capture(path)  # names what is missing when it is the capture itself
-        raise UserError(f"a capture must have its digest beside it; got no {digest_path}: copy it too, or record again")
+        raise UserError(
+            f"a capture must have its digest beside it; got no {sidecar(path)}: copy it too, or record again"
+        )
+    verify_digest(path)
+    return verify_contents(path)
+
+
+def verify_digest(path: Path) -> None:
+    """Check a file's bytes against the digest beside it, which must be there. Raises UserError."""
+    digest_path = sidecar(path)
     written = digest_path.read_bytes()[:200].split(b" ")[0]
     if not re.fullmatch(rb"[0-9a-f]{64}", written):
         raise UserError(f"{digest_path} must begin with a SHA-256 digest; got {written[:70]!r}")
@@ -41,25 +53,12 @@ def verify(path: Path) -> Verified:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != written.decode():
         raise UserError(f"a capture must be as it was written; {path} has changed: copy or record it again")
-    return verify_contents(path)
 
 
 def verify_contents(path: Path) -> Verified:
-    """Check what an HDF5 file holds: structure, every block there and with the right checksum, tokens within their
-    ranges. Raises UserError."""
+    """Check what an HDF5 file holds: structure, tokens within their ranges, every block there, with the right checksum
+    and numbers that can be. Raises UserError."""
     capture = Capture(path)
-    samples = capture.samples
-    position_T = np.arange(samples.ids_NT.shape[1])
-    for name, holds in (
-        ("ids must be in the vocabulary", (samples.ids_NT >= 0) & (samples.ids_NT < capture.config.vocab_size)),
-        ("length must be 1 to the length of a row", (samples.length_N >= 1) & (samples.length_N <= len(position_T))),
-        (
-            "segment_start must not lie ahead",
-            (samples.segment_start_NT >= 0) & (samples.segment_start_NT <= position_T),
-        ),
-    ):
-        if not holds.all():
-            raise UserError(f"{path}: tokens/{name}; {int((~holds).sum())} are not")
     chunks = 0
     with capture.file("read") as file:
         for dataset in _datasets(file):
@@ -72,9 +71,25 @@ def verify_contents(path: Path) -> Verified:
                     f"{dataset.name} must be complete; {dataset.id.get_num_chunks()} of {len(places)} blocks"
                 )
             for place in places:  # reading a block compares its checksum
-                dataset[tuple(slice(start, start + size) for start, size in zip(place, dataset.chunks, strict=True))]
+                block = tuple(slice(start, start + size) for start, size in zip(place, dataset.chunks, strict=True))
+                _check_values(dataset.name.removeprefix("/"), dataset[block], capture.config)
             chunks += len(places)
-    return Verified(samples=len(samples), sites=len(capture.sites), chunks=chunks)
+    return Verified(samples=len(capture.samples), sites=len(capture.sites), chunks=chunks)
+
+
+def _check_values(name: str, stored: NDArray[np.generic], config: ModelConfig) -> None:
+    if name not in SITES and name not in OUTPUT_TYPES:
+        return
+    values = decode(stored).astype(np.float64)  # exact for both kinds of stored number
+    if stored.dtype.kind == "i":
+        count = config.vocab_size if name == "argmax" else config.num_experts
+        rule, holds = f"0 to {count - 1}", (values >= 0) & (values < count)
+    elif name == "attn.hook_attn_scores":  # a key that a query may not see has the score -inf
+        rule, holds = "finite or -inf", np.isfinite(values) | np.isneginf(values)
+    else:
+        rule, holds = "finite", np.isfinite(values)
+    if not holds.all():
+        raise UserError(f"numbers of {name} must be {rule}; got {values[~holds][0]:g}: record it again")
 
 
 def _datasets(group: h5py.Group) -> list[h5py.Dataset]:

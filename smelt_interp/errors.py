@@ -1,5 +1,6 @@
 """The one kind of error a user can cause, and how a command ends on it."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -12,10 +13,21 @@ class UserError(ValueError):
 EXIT_USER = 2
 EXIT_INTERRUPTED = 130
 EXIT_DISK = 1
+_PATH_MISTAKES = {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EACCES,
+    errno.EROFS,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+}
+"""What the system says of a path that the user should have given otherwise; the rest is a disk or a device."""
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Run a main. What stops it is one line: exit 2 a `UserError`, 1 a full disk or closed pipe, 130 Ctrl-C."""
+    """Run a main. What stops it is one line: exit 2 a `UserError` or a path that cannot be
+    used, 1 a full disk or closed pipe, 130 Ctrl-C."""
     try:
         try:
             main()
@@ -29,7 +41,7 @@ def run_command(main: Callable[[], None]) -> None:
         raise SystemExit(EXIT_USER) from None
     except OSError as error:
         _say(f"{error.strerror or error}: {error.filename or 'output'}")
-        raise SystemExit(EXIT_DISK) from None
+        raise SystemExit(EXIT_USER if error.errno in _PATH_MISTAKES else EXIT_DISK) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(EXIT_INTERRUPTED) from None

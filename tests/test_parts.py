@@ -1,8 +1,13 @@
 """A recording survives whatever ends it: finished parts stay, going on gives the capture that nothing interrupted, and
 no reader sees a file that is not whole."""
 
+import fcntl
+import hashlib
+import io
+import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -14,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from captures import SITES, contents, planted_capture, random_batch
@@ -22,7 +28,7 @@ from planted import LOOPED, split_batch
 
 from cache.batch import Batch
 from cache.layout import Contents
-from cache.parts import Recording, _Disk, write_capture
+from cache.parts import LOCK_FILE, Recording, _Disk, write_capture
 from cache.selection import select
 from cache.store import Capture, parts_folder, sidecar
 from cache.verify import verify
@@ -263,9 +269,139 @@ def test_a_finished_capture_is_left_as_it_is(tmp_path: Path, batch: Batch) -> No
     with pytest.raises(UserError, match="a capture must not replace another"):
         recording_of(out, replace(batch, samples=batch.samples.rows(np.arange(NUM_SAMPLES)[::-1].copy())))
     out.write_bytes(b"something else")
+    with pytest.raises(UserError, match=r"a.h5 is damaged, remove it and record again: a capture must be as it was"):
+        record(out, batch)
+    sidecar(out).unlink()
     with pytest.raises(UserError, match="a capture must be a whole HDF5 file"):
         record(out, batch)
     assert out.read_bytes() == b"something else"
+
+
+@pytest.mark.parametrize("with_digest", [True, False])
+def test_a_damaged_finished_capture_is_told(tmp_path: Path, batch: Batch, with_digest: bool) -> None:
+    out = tmp_path / "a.h5"
+    record(out, batch)
+    with h5py.File(out) as file:
+        block = file["hook_resid_post"].id.get_chunk_info(3)
+    data = bytearray(out.read_bytes())
+    data[block.byte_offset + 5] ^= 1
+    out.write_bytes(data)
+    if not with_digest:
+        sidecar(out).unlink()
+    with pytest.raises(UserError, match=r"a.h5 is damaged, remove it and record again: ") as raised:
+        recording_of(out, batch)
+    assert "\n" not in str(raised.value)
+    out.unlink()
+    record(out, batch)
+    verify(out)
+
+
+def test_two_recorders_under_one_name(tmp_path: Path, batch: Batch, uninterrupted: Path) -> None:
+    """Each finds every batch missing; the one that comes second uses what the first has joined."""
+    for number in range(3):
+        out = tmp_path / f"{number}.h5"
+        children = [Child(partial(record, out, batch, 0.01 * number)) for _ in range(3)]
+        assert [child.wait() for child in children] == [(0, "")] * 3
+        assert verify(out).samples == NUM_SAMPLES
+        assert contents(out) == contents(uninterrupted)
+        assert not parts_folder(out).exists()
+
+
+def test_the_second_waits_while_the_first_joins(tmp_path: Path, batch: Batch) -> None:
+    out = tmp_path / "a.h5"
+    first = recording_of(out, batch)
+    for each in split_batch(batch, BATCH_SIZE):
+        first.add(each)
+    second = recording_of(out, batch)
+    with (parts_folder(out) / LOCK_FILE).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        child = Child(lambda: print(second.finish().path, file=sys.stderr))
+        time.sleep(0.3)
+        assert child.running()
+        assert not out.exists()
+        fcntl.flock(lock, fcntl.LOCK_UN)  # the child holds a copy of the descriptor
+    assert child.wait() == (0, f"{out}\n")
+    written = out.stat()
+    first.add(next(split_batch(batch, BATCH_SIZE)))
+    assert first.finish().digest == Capture(out).digest
+    assert out.stat() == written
+    assert not parts_folder(out).exists()
+
+
+def test_parts_without_any_part_are_of_no_request(tmp_path: Path, batch: Batch, uninterrupted: Path) -> None:
+    out = tmp_path / "a.h5"
+    other = recording_of(out, batch, seed=1)
+    record(out, batch)
+    assert contents(out) == contents(uninterrupted)
+    out.unlink()
+    ours = recording_of(out, batch)
+    with pytest.raises(UserError, match=r"parts to go on with must be of the same request; .* differs in seed"):
+        other.add(next(split_batch(batch, BATCH_SIZE)))
+    ours.add(next(split_batch(batch, BATCH_SIZE)))
+    (parts_folder(out) / "request.json").unlink()
+    with pytest.raises(UserError, match=r"got no request.json"):
+        ours.finish()
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "3", "{", '{"digest":"x","request":3}', "[" * 100_000, "{}"])
+def test_a_request_that_is_none(tmp_path: Path, batch: Batch, text: str) -> None:
+    out = tmp_path / "a.h5"
+    recording_of(out, batch).add(next(split_batch(batch, BATCH_SIZE)))
+    (parts_folder(out) / "request.json").write_text(text)
+    with pytest.raises(UserError, match=r"^\S*request.json must hold the request of a recording; got .*: remove \S*$"):
+        recording_of(out, batch)
+    with pytest.raises(UserError, match=r"a capture must be finished; got .*: run the command that records it again$"):
+        Capture(out)
+
+
+def test_a_command_in_a_request_that_is_no_line(tmp_path: Path, batch: Batch) -> None:
+    recording_of(tmp_path / "a.h5", batch)
+    for command in (3, "two\nlines", None):
+        (parts_folder(tmp_path / "a.h5") / "request.json").write_text(json.dumps({"command": command}))
+        with pytest.raises(UserError, match=r"0 finished parts: run the command that records it again$"):
+            Capture(tmp_path / "a.h5")
+
+
+def named(folder: Path, first: int, data: bytes) -> Path:
+    """A file with the name that a part of these bytes has."""
+    path = folder / f"{first:08d}-{hashlib.sha256(data).hexdigest()}.h5"
+    path.write_bytes(data)
+    return path
+
+
+def test_files_that_are_no_parts(tmp_path: Path, batch: Batch) -> None:
+    out = tmp_path / "a.h5"
+    recording = recording_of(out, batch)
+    recording.add(next(split_batch(batch, BATCH_SIZE)))
+    folder = parts_folder(out)
+    ((name, data),) = part_bytes(out).items()
+    with h5py.File(io.BytesIO(data)) as file, h5py.File(tmp_path / "less.h5", "w") as less:
+        file.copy("logprob", less)
+    with h5py.File(tmp_path / "linked.h5", "w") as linked:
+        linked["logprob"] = h5py.ExternalLink("/etc/passwd", "/")
+    strangers = [
+        (folder / f"abc-{name[9:]}", data, r"a part must be named FIRST-SHA256.h5; got {}: remove it"),
+        (folder / f"{'9' * 30}-{name[9:]}", data, r"a part must be named FIRST-SHA256.h5; got {}: remove it"),
+        (folder / "more.h5", data, r"a part must be named FIRST-SHA256.h5; got {}: remove it"),
+        (named(folder, 4, b"junk"), b"junk", r"{} must be a part of this recording; .*: remove it"),
+        (named(folder, NUM_SAMPLES - 1, data), data, r"{} .*its samples must be of the 26 recorded; got 2 from 25"),
+    ]
+    for file_name, match in (
+        ("less.h5", r"{} .*the datasets of its request; got argmax, attn.hook_k,"),
+        ("linked.h5", r"{} .*must hold no links to elsewhere; got ExternalLink 'logprob'"),
+    ):
+        image = (tmp_path / file_name).read_bytes()
+        strangers.append((named(folder, 4, image), image, match))
+    for path, _, _ in strangers:
+        path.unlink(missing_ok=True)
+    for path, image, match in strangers:
+        path.write_bytes(image)
+        for look in (lambda: recording_of(out, batch), recording.finish):
+            with pytest.raises(UserError, match=match.format(re.escape(str(path)))) as raised:
+                look()
+            assert "\n" not in str(raised.value)
+        path.unlink()
+    assert part_bytes(out) == {name: data}
 
 
 def test_parts_of_another_request_are_refused(tmp_path: Path, batch: Batch) -> None:
@@ -275,9 +411,6 @@ def test_parts_of_another_request_are_refused(tmp_path: Path, batch: Batch) -> N
     match = r"parts to go on with must be of the same request; .*a.parts differs in seed: remove it or choose another"
     with pytest.raises(UserError, match=match):
         recording_of(out, batch, seed=1, threads=1)
-    (parts_folder(out) / "request.json").write_text("{")
-    with pytest.raises(UserError, match="parts to go on with must be of the same request"):
-        recording_of(out, batch, seed=0, threads=1)
     (parts_folder(out) / "request.json").unlink()
     with pytest.raises(UserError, match=r"must hold the parts of one recording; got no request.json in it"):
         recording_of(out, batch, seed=0, threads=1)
@@ -287,6 +420,8 @@ def test_parts_of_another_request_are_refused(tmp_path: Path, batch: Batch) -> N
 def test_names_that_cannot_be_written(tmp_path: Path, batch: Batch) -> None:
     with pytest.raises(UserError, match=r"a capture's name must end in .h5; got .*a.hdf"):
         record(tmp_path / "a.hdf", batch)
+    with pytest.raises(UserError, match=r"a capture's name must have at most 230 bytes; got 231: "):
+        record(tmp_path / f"{'ä' * 114}.h5", batch)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"the output folder must be writable; got .*file: File exists"):
         record(tmp_path / "file" / "a.h5", batch)
