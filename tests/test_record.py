@@ -365,6 +365,14 @@ def test_bad_input_ends_with_2_and_writes_nothing(tmp_path: Path, ckpt: Path) ->
         (command(ckpt, tmp_path / "a.h5", "--samples", "0"), "samples must be at least 1; got 0"),
         (command(ckpt, tmp_path / "a.h5", "--shots", "4"), "Dyck shots must be at most 3, the largest number that"),
         (command(ckpt, tmp_path / "a.h5", "--threads", "0"), "threads must be at least 1; got 0"),
+        (command(ckpt, tmp_path / "a.h5", "--untrained", "--untrained-seed", "-1"), "untrained-seed must be 0 to "),
+        (command(ckpt, tmp_path / "a.h5", "--untrained", "--untrained-seed", str(2**70)), "untrained-seed must be 0"),
+        (command(ckpt, tmp_path / f"{'a' * 300}.h5"), "a capture's name must have at most 230 bytes; got 303"),
+        (command(ckpt, tmp_path / ("a" * 300) / "a.h5"), "File name too long: "),
+        (
+            command(ckpt, tmp_path / "a.h5", "--layers", "1", "--visits", "2"),
+            "the chosen layers must run on the chosen visits; got layers [1] and visits [2], counted from 1: ",
+        ),
         (
             [*command(ckpt, tmp_path / "a.h5"), "--data", "verse"],
             "data must be one of dyck, code, prose, math, backcopy",

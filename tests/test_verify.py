@@ -1,6 +1,7 @@
 """Verification finds every flipped bit, before HDF5 reads the file, and what a digest alone cannot tell."""
 
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -149,11 +150,57 @@ def test_a_missing_block_is_found(path: Path) -> None:
         ("length", 13, r"tokens/length must be 1 to the length of a row; 1 are not"),
         ("length", 0, r"tokens/length must be 1 to the length of a row; 1 are not"),
         ("segment_start", 5, r"tokens/segment_start must not lie ahead; 1 are not"),
+        ("segment_start", -1, r"tokens/segment_start must not lie ahead; 1 are not"),
+        ("role", 8, r"tokens/role must be one of the roles; 1 are not"),
+        ("domain", "c\u00f6de".encode(), r"tokens/domain must be ASCII; 1 are not"),
+        ("sample_id", -1, r"tokens/sample_id must be 0 or above and ascend; 1 are not"),
+        ("episode", (-2, 0, 0, False, False), r"tokens/episode must have shots from -1 and counts from 0; 1 are not"),
     ],
 )
-def test_tokens_outside_their_ranges(path: Path, name: str, value: int, match: str) -> None:
+def test_tokens_outside_their_ranges(path: Path, name: str, value: object, match: str) -> None:
+    """Told when a capture is opened, so before any probe computes with them."""
     with h5py.File(path, "r+", libver=("v110", "v110")) as file:
-        file[f"tokens/{name}"][(1,) if name == "length" else (1, 2)] = value
+        dataset = file[f"tokens/{name}"]
+        dataset[(1, 2)[: dataset.ndim]] = np.array(value, dataset.dtype)
+    sign(path)
+    for look in (Capture, verify):
+        with pytest.raises(UserError, match=match) as raised:
+            look(path)
+        assert str(raised.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "match"),
+    [
+        ("context", 11, r"tokens/ids must have rows of at most the context of 11; got 12"),
+        ("num_visits", 10**9, r"layers times visits must be at most [0-9]+ steps"),
+        ("num_layers", 10**9, r"layers times visits must be at most [0-9]+ steps"),
+    ],
+)
+def test_a_config_that_the_capture_cannot_have(path: Path, field: str, value: int, match: str) -> None:
+    with h5py.File(path, "r+", libver=("v110", "v110")) as file:
+        config = json.loads(bytes(file.attrs["config"])) | {field: value}
+        file.attrs["config"] = np.bytes_(json.dumps(config).encode())
+    sign(path)
+    for look in (Capture, verify):
+        with pytest.raises(UserError, match=match):
+            look(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("hook_resid_post", np.nan, r"numbers of hook_resid_post must be finite; got nan"),
+        ("attn.hook_pattern", -np.inf, r"numbers of attn.hook_pattern must be finite; got -inf"),
+        ("logprob", np.inf, r"numbers of logprob must be finite; got inf"),
+        ("mlp.hook_expert_indices", 8, r"numbers of mlp.hook_expert_indices must be 0 to 7; got 8: record it again"),
+        ("mlp.hook_expert_indices", -1, r"numbers of mlp.hook_expert_indices must be 0 to 7; got -1"),
+        ("argmax", 259, r"numbers of argmax must be 0 to 258; got 259"),
+    ],
+)
+def test_numbers_that_cannot_be(path: Path, name: str, value: float, match: str) -> None:
+    with h5py.File(path, "r+", libver=("v110", "v110")) as file:
+        file[name][(0,) * file[name].ndim] = value
     sign(path)
     with pytest.raises(UserError, match=match):
         verify(path)
