@@ -23,6 +23,8 @@ class Child:
             self.process = os.fork()
         if self.process == 0:
             try:
+                # A shell starts its background jobs with Ctrl-C ignored, and children inherit that.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 os.dup2(write_end, 2)
                 sys.stderr = os.fdopen(2, "w", closefd=False)
                 os._exit(_run(work))

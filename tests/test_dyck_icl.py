@@ -163,7 +163,7 @@ def test_the_same_queries_are_asked_at_every_number_of_shots() -> None:
         ({"shots": ()}, "shots must be one or more different numbers; got "),
         ({"shots": (1, 1)}, r"shots must be one or more different numbers; got \[1, 1\]"),
         ({"shots": (0, 64)}, r"at most 10, the largest .* a context of 160 tokens .*; got 64: lower max_total"),
-        ({"episodes": 0}, "number of Dyck episodes must be at least 1; got 0"),
+        ({"episodes": 0}, "episodes must be at least 1; got 0"),
     ],
 )
 def test_episodes_outside_their_rule_are_refused(chosen: dict[str, object], message: str) -> None:
