@@ -28,7 +28,7 @@ def budget_page() -> None:
             networks = Options(pair=pair, config=config).networks()
             knobs = _choose_knobs(networks[0].config)
             attended = choose_values(Options, ["attended_tokens"])
-            options = Options(pair=pair, config=config, knobs=knobs, **attended)  # type: ignore[arg-type]
+            options = Options(pair=pair, config=config, knobs=knobs, **attended)  # type: ignore[arg-type]  # a form: values by name
             found = compare(options)
         except UserError as error:
             page.error(str(error))

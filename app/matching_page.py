@@ -34,7 +34,7 @@ def matching_page() -> None:
             asked = choose_values(Options, ASKED)
             with st.expander("Multiples and tolerances"):
                 finer = choose_values(Options, FINER)
-            options = Options(baseline=baseline, **asked, **finer)  # type: ignore[arg-type]
+            options = Options(baseline=baseline, **asked, **finer)  # type: ignore[arg-type]  # a form: values by name
         except UserError as error:
             page.error(str(error))
         st.form_submit_button("Find", type="primary", width="stretch")

@@ -66,8 +66,8 @@ def option_words(options: object) -> list[str]:
 
 def changed_options(options: object) -> dict[str, object]:
     """The options that are not at their default."""
-    values = {field.name: getattr(options, field.name) for field in fields(options)}  # type: ignore[arg-type]
-    defaults = {field.name: field.default for field in fields(options)}  # type: ignore[arg-type]
+    values = {field.name: getattr(options, field.name) for field in fields(options)}  # type: ignore[arg-type]  # a dataclass
+    defaults = {field.name: field.default for field in fields(options)}  # type: ignore[arg-type]  # a dataclass
     return {name: value for name, value in values.items() if value != defaults[name]}
 
 

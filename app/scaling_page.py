@@ -58,9 +58,9 @@ def scaling_page() -> None:
         st.caption(f"A CSV of {COLUMNS}. Without one: the laws that the paper prints.")
         try:
             if file is None:
-                asked = PrintedOptions(**choose_values(PrintedOptions, WHERE))  # type: ignore[arg-type]
+                asked = PrintedOptions(**choose_values(PrintedOptions, WHERE))  # type: ignore[arg-type]  # by name
             else:
-                drawn = DrawOptions(**choose_values(DrawOptions, (*WHERE, "draws", "seed")))  # type: ignore[arg-type]
+                drawn = DrawOptions(**choose_values(DrawOptions, (*WHERE, "draws", "seed")))  # type: ignore[arg-type]  # by name
         except UserError as error:
             page.error(str(error))
             return

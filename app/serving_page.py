@@ -30,7 +30,7 @@ def serving_page() -> None:
             load = choose_options(Load)
             with st.expander("Own numbers of the GPU"):
                 numbers = choose_values(Options, OWN_NUMBERS)
-            options = Options(pair=pair, config=config, load=load, gpu=gpu, **numbers)  # type: ignore[arg-type]
+            options = Options(pair=pair, config=config, load=load, gpu=gpu, **numbers)  # type: ignore[arg-type]  # a form: values by name
             found = answers(options)
         except UserError as error:
             page.error(str(error))

@@ -148,7 +148,7 @@ def peers(options: Options, device: torch.device) -> dict[str, Callable[..., Ten
     """What a user would have instead, each called like `experts`."""
     found: dict[str, Callable[..., Tensor]] = {"ours": experts, "grouped_mm": grouped}
     try:
-        from scattermoe.mlp import GLUMLP  # type: ignore[import-not-found]
+        from scattermoe.mlp import GLUMLP  # type: ignore[import-not-found]  # installed by who compares with it
     except ImportError:
         print("ScatterMoE is not installed: left out")
         return found

@@ -336,7 +336,7 @@ class _Disk(io.FileIO):
 
     failure: OSError | KeyboardInterrupt | None = None
 
-    def write(self, data: "bytes | memoryview") -> int:  # type: ignore[override]
+    def write(self, data: "bytes | memoryview") -> int:  # type: ignore[override]  # narrower than any buffer
         view = memoryview(data).cast("B")
         length = len(view)
         try:

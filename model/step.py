@@ -65,7 +65,7 @@ class LayerRef:
     @property
     def layer(self) -> Layer:
         """The layer at the position now."""
-        layer: Layer = self.layers[self.index]  # type: ignore[assignment]
+        layer: Layer = self.layers[self.index]  # type: ignore[assignment]  # it holds Layers alone
         return layer
 
 

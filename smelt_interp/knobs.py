@@ -90,4 +90,4 @@ def around(config: ModelConfig) -> dict[str, range]:
 def changes(config: ModelConfig, values: dict[str, int | float]) -> Knobs:
     """The knobs that stand at these values; a value that is the network's own is not a change."""
     own = own_values(config)
-    return Knobs(**{name: value for name, value in values.items() if value != own[name]})  # type: ignore[arg-type]
+    return Knobs(**{name: value for name, value in values.items() if value != own[name]})  # type: ignore[arg-type]  # by name

@@ -28,7 +28,7 @@ def random_batch(num_samples: int = 7, *, length: int = 12, suffixes: tuple[str,
 
 def planted_capture(out: Path, batch: Batch, *, batch_size: int = 3, dtype: str = "float16") -> Capture:
     """The batch as a capture whose parts held `batch_size` samples."""
-    return write_capture(out, list(split_batch(batch, batch_size)), dtype=dtype)  # type: ignore[arg-type]
+    return write_capture(out, list(split_batch(batch, batch_size)), dtype=dtype)
 
 
 def contents(path: Path) -> dict[str, tuple[object, ...]]:

@@ -383,7 +383,7 @@ def test_an_empty_folder_says_what_to_type(tmp_path: Path, monkeypatch: pytest.M
     assert page("attention_page", tmp_path).code[0].value == RECORD.format(folder=tmp_path)
 
 
-def parsed_record(line: str):  # type: ignore[no-untyped-def]
+def parsed_record(line: str):
     import tyro
 
     from cache.record import RecordOptions

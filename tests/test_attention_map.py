@@ -60,7 +60,7 @@ def test_what_was_not_recorded_is_refused(
     capture: Capture, asked: dict[str, int | tuple[int, ...]], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        read_patterns(capture, **{"sample": 1, "layer": 2, "head": 1, "visits": (1,), **asked})  # type: ignore[arg-type]
+        read_patterns(capture, **{"sample": 1, "layer": 2, "head": 1, "visits": (1,), **asked})
 
 
 def test_keys_out_of_sight_are_not_numbers() -> None:

@@ -333,7 +333,7 @@ def test_a_baseline_says_what_it_can() -> None:
 )
 def test_options_outside_their_rule_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        measure([planted(text_samples())], Options(**options))  # type: ignore[arg-type]
+        measure([planted(text_samples())], Options(**options))
 
 
 def test_a_missing_site_and_no_samples_are_refused() -> None:

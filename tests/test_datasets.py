@@ -29,7 +29,7 @@ def test_a_row_does_not_depend_on_how_many_are_drawn() -> None:
 @pytest.mark.parametrize("domain", ["code", "prose", "math"])
 def test_text_is_the_held_out_split(domain: str) -> None:
     samples = load_samples(DataOptions(data=domain, samples=4, length=64, seed=1), 160)
-    assert samples.digest() == text_samples(domain, "held_out", 4, 64, 1).digest()  # type: ignore[arg-type]
+    assert samples.digest() == text_samples(domain, "held_out", 4, 64, 1).digest()
     assert samples.ids_NT.shape == (4, 64)
     assert set(samples.domain_N) == {domain.encode()}
 
@@ -59,7 +59,7 @@ def test_a_file_gives_windows_of_its_own_bytes(tmp_path: Path) -> None:
 )
 def test_options_outside_their_rules(changes: dict[str, int], match: str) -> None:
     with pytest.raises(UserError, match=match):
-        DataOptions(**changes)  # type: ignore[arg-type]
+        DataOptions(**changes)
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_the_same_queries_are_asked_at_every_number_of_shots() -> None:
 )
 def test_episodes_outside_their_rule_are_refused(chosen: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Episodes(**chosen).data_sets(160)  # type: ignore[arg-type]
+        Episodes(**chosen).data_sets(160)
 
 
 def test_text_asks_nothing() -> None:

@@ -73,9 +73,7 @@ def test_function_transforms_see_the_same_derivatives():
 
 def test_second_derivatives_are_the_references_alone():
     indices_NK, leaves = double_inputs()
-    layer = lambda x, w, w_in, w_out: experts(  # noqa: E731
-        x, indices_NK, w, ExpertWeights(w_in, w_out), backend="reference"
-    )
+    layer = lambda x, w, w_in, w_out: experts(x, indices_NK, w, ExpertWeights(w_in, w_out), backend="reference")
     assert torch.autograd.gradgradcheck(layer, leaves)
     out = experts(leaves[0], indices_NK, leaves[1], ExpertWeights(*leaves[2:]), backend="torch").square().sum()
     (gradient,) = torch.autograd.grad(out, leaves[0], create_graph=True)
@@ -87,7 +85,7 @@ def test_second_derivatives_are_the_references_alone():
 @pytest.mark.parametrize("needed", list(itertools.product([True, False], repeat=4)))
 def test_what_is_frozen_costs_the_rest_nothing(needed, gated):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=17, gated=gated)
-    layer = lambda x, w, m: experts(x, indices_NK, w, m, gated=gated)  # noqa: E731
+    layer = lambda x, w, m: experts(x, indices_NK, w, m, gated=gated)
     full = with_gradients(layer, x_ND, weights_NK, weights)
     tensors = (x_ND, weights_NK, *weights)
     leaves = [tensor.clone().requires_grad_(need) for tensor, need in zip(tensors, needed, strict=True)]
@@ -155,9 +153,7 @@ def test_gradients_of_two_visits_add_up_in_place():
 def test_accumulation_keeps_what_was_there_and_leaves_the_frozen_alone():
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=23)
     w_in, w_out = nn.Parameter(weights.w_in.clone()), nn.Parameter(weights.w_out.clone(), requires_grad=False)
-    layer = lambda: experts(  # noqa: E731
-        x_ND, indices_NK, weights_NK, ExpertWeights(w_in, w_out), accumulate_into_grad=True
-    )
+    layer = lambda: experts(x_ND, indices_NK, weights_NK, ExpertWeights(w_in, w_out), accumulate_into_grad=True)
     layer().sum().backward()
     once = w_in.grad.clone()
     w_in.grad.fill_(1.0)
@@ -206,7 +202,7 @@ def test_what_vmap_batches_is_left_to_the_reference():
 @pytest.mark.parametrize("summand", ["sum", "stride 0", "one row"])
 def test_gradients_of_any_layout_are_taken(summand):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=9)
-    layer = lambda x: experts(x, indices_NK, weights_NK, weights)  # noqa: E731
+    layer = lambda x: experts(x, indices_NK, weights_NK, weights)
     gradient = {"sum": torch.ones(()).expand(9, 24), "stride 0": torch.randn(24).expand(9, 24),
                 "one row": torch.randn(9, 1).expand(9, 24)}[summand]  # fmt: skip
     strided, dense = (

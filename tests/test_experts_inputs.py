@@ -121,7 +121,7 @@ def _layouts(x_ND):
 def test_the_layout_of_x_is_no_matter(layout):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=18)
     strided = _layouts(x_ND)[layout]
-    layer = lambda x, w, m: experts(x, indices_NK, w, m)  # noqa: E731
+    layer = lambda x, w, m: experts(x, indices_NK, w, m)
     plain = with_gradients(layer, x_ND, weights_NK, weights)
     leaf = strided.requires_grad_()
     out_ND = experts(leaf, indices_NK, weights_NK, weights)
@@ -169,7 +169,7 @@ def test_weights_mapped_from_a_file_work_at_any_offset(tmp_path):
 def test_half_precision_is_storage_and_float32_the_arithmetic(stored, backend):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=18)
     x_half, weights_half = x_ND.to(stored), ExpertWeights(*(matrix.to(stored) for matrix in weights))
-    layer = lambda x, w, m: experts(x, indices_NK, w, m, backend=backend)  # noqa: E731
+    layer = lambda x, w, m: experts(x, indices_NK, w, m, backend=backend)
     half = with_gradients(layer, x_half, weights_NK.to(stored), weights_half)
     widened = ExpertWeights(*(matrix.float() for matrix in weights_half))
     full = with_gradients(layer, x_half.float(), weights_NK.to(stored).float(), widened)
@@ -231,7 +231,7 @@ def test_types_may_be_mixed_and_the_output_has_that_of_x(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_autocast_changes_nothing(backend):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=18)
-    layer = lambda x, w, m: experts(x, indices_NK, w, m, backend=backend)  # noqa: E731
+    layer = lambda x, w, m: experts(x, indices_NK, w, m, backend=backend)
     plain = with_gradients(layer, x_ND, weights_NK, weights)
 
     def under_autocast(x, w, m):
@@ -245,7 +245,7 @@ def test_autocast_changes_nothing(backend):
             assert_equal_bits(with_gradients(layer, x_ND, weights_NK, weights), plain)
     assert torch.equal(trace.out_ND, plain["out"])
     if backend == "torch":
-        moved = lambda: torch.func.jvp(lambda x: layer(x, weights_NK, weights), (x_ND,), (x_ND,))[1]  # noqa: E731
+        moved = lambda: torch.func.jvp(lambda x: layer(x, weights_NK, weights), (x_ND,), (x_ND,))[1]
         slope = moved()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert torch.equal(moved(), slope)
@@ -257,7 +257,7 @@ def test_expert_weights_stay_float32_beside_half_precision_arithmetic():
     halves = [tensor.bfloat16().requires_grad_() for tensor in (x_ND, *weights)]
     leaf_NK = weights_NK.clone().requires_grad_()
     options = Options("torch", True, True, False, True, False)
-    layer = lambda x, w, w_in, w_out: run(x, w, w_in, w_out, indices_NK, options).result  # noqa: E731
+    layer = lambda x, w, w_in, w_out: run(x, w, w_in, w_out, indices_NK, options).result
     leaves = (halves[0], leaf_NK, *halves[1:])
     result = layer(*leaves)
     result.sum().backward()

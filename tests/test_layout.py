@@ -31,7 +31,7 @@ def test_bfloat16_keeps_its_bits_in_two_bytes() -> None:
     bits = np.random.default_rng(0).integers(0, 0x7F80, 1000).astype(np.uint32) << 16
     values = bits.view(np.float32)
     for precision in ("float16", "float32"):
-        stored = encode(values, "attn.hook_q", precision=precision, bfloat16=True)  # type: ignore[arg-type]
+        stored = encode(values, "attn.hook_q", precision=precision, bfloat16=True)
         assert stored.dtype == np.uint16
         assert np.array_equal(decode(stored), values)
 
@@ -72,7 +72,7 @@ def test_the_size_said_beforehand_is_the_size_of_the_datasets(tmp_path: Path, dt
         samples=batch.samples,
         sample_ids=batch.sample_ids,
         sites=select(LOOPED, suffixes),
-        precision=dtype,  # type: ignore[arg-type]
+        precision=dtype,
         source={},
     )
     planted_capture(tmp_path / "a.h5", batch, dtype=dtype)
@@ -146,6 +146,6 @@ def test_an_unknown_dtype() -> None:
             samples=text_samples(2),
             sample_ids=np.arange(2),
             sites={},
-            precision="bfloat16",  # type: ignore[arg-type]
+            precision="bfloat16",
             source={},
         )

@@ -141,7 +141,7 @@ def limit_files_after(work: Callable[[], None], num_parts: int, size: int) -> No
         add(self, batch)
         written += 1
 
-    Recording.add = counted  # type: ignore[method-assign]
+    Recording.add = counted
     work()
 
 

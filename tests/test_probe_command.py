@@ -265,7 +265,7 @@ def test_a_head_counts_once() -> None:
 @pytest.mark.parametrize("number", [-1, 0, 10**23])
 def test_every_probe_at_once_has_its_bounds_too(field: str, number: int) -> None:
     with pytest.raises(UserError, match=f"{field} must be at "):
-        EveryProbe(ckpt=Path("x"), **{field: number})  # type: ignore[arg-type]
+        EveryProbe(ckpt=Path("x"), **{field: number})
 
 
 # Side by side

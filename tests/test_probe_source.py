@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     network = LoopedMoE(LOOPED, seed=1)
     network.save_pretrained(folder / "looped", readme="")
     LoopedMoE(BASELINE, seed=2).save_pretrained(folder / "baseline", readme="")
-    samples = load_samples(DataOptions(data="dyck", **SMALL), LOOPED.context)  # type: ignore[arg-type]
+    samples = load_samples(DataOptions(data="dyck", **SMALL), LOOPED.context)
     record(network, samples, folder / "dyck.h5", suffixes=SITES, batch_size=2, dtype="float32")
     untrained = LoopedMoE(LOOPED, seed=0)
     record(untrained, samples, folder / "null.h5", suffixes=SITES, source={"untrained_seed": 0}, batch_size=2)
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def small(*names: str) -> Data:
-    return Data(data=names, **SMALL)  # type: ignore[arg-type]
+    return Data(data=names, **SMALL)
 
 
 def opened(source: Source, data: Data) -> tuple[tuple[Network, ...], tuple[DataSet, ...]]:
@@ -143,7 +143,7 @@ def test_networks_of_one_name_are_told_apart_by_their_paths(folder: Path) -> Non
 )
 def test_sources_outside_their_rule_are_refused(folder: Path, source: dict[str, str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        open_networks(Source(**{name: folder / path for name, path in source.items()}), 0)  # type: ignore[arg-type]
+        open_networks(Source(**{name: folder / path for name, path in source.items()}), 0)
 
 
 def test_a_batch_has_a_sample_and_a_network_a_thread() -> None:
@@ -173,7 +173,7 @@ def test_a_batch_has_a_sample_and_a_network_a_thread() -> None:
 )
 def test_data_outside_its_rule_is_refused(data: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Data(**data).data_sets(64)  # type: ignore[arg-type]
+        Data(**data).data_sets(64)
 
 
 def test_data_options_beside_a_capture_are_refused(folder: Path) -> None:

@@ -16,10 +16,10 @@ def test_the_ten_lines_run_and_keep_the_visits_apart(monkeypatch: pytest.MonkeyP
     names: dict[str, object] = {}
     exec(code, names)
     first, second, logits, edited = (names[name] for name in ("first", "second", "logits", "edited"))
-    assert first.shape == second.shape == (1, 4, 6, 6)  # type: ignore[attr-defined]
-    assert not torch.equal(first, second)  # type: ignore[arg-type]
-    assert not torch.equal(logits, edited)  # type: ignore[arg-type]
-    rows = names["result"].rows()  # type: ignore[attr-defined]
+    assert first.shape == second.shape == (1, 4, 6, 6)
+    assert not torch.equal(first, second)
+    assert not torch.equal(logits, edited)
+    rows = names["result"].rows()
     assert {row["visit"] for row in rows if row["quantity"] == "start mass" and row["level"] == "headline"} >= {1, 2}
 
 

@@ -148,7 +148,7 @@ def test_what_cannot_be_run(network: LoopedMoE) -> None:
         ({"heads": [4]}, r"heads must be 0 to 3, counted from 0; got 4"),
     ):
         with pytest.raises(UserError, match=match):
-            run_batches(network, samples, [PATTERN], **options)  # type: ignore[arg-type]
+            run_batches(network, samples, [PATTERN], **options)
     with pytest.raises(UserError, match="a site must be one of the hook suffixes"):
         run_batches(network, samples, ["attn.pattern"])
     with pytest.raises(UserError, match="a row must be at most the context of 64 tokens; got 65"):
@@ -226,9 +226,9 @@ def test_a_value_beyond_float16_stops_with_the_site_and_the_way_out(tmp_path: Pa
         network.embed.weight[97:123] = 1e5
     options = {"suffixes": ["hook_resid_pre"], "batch_size": 2}
     with pytest.raises(UserError, match=r"values of hook_resid_pre must fit float16.*record with --dtype float32"):
-        record(network, text_samples(2), tmp_path / "a.h5", **options)  # type: ignore[arg-type]
+        record(network, text_samples(2), tmp_path / "a.h5", **options)
     assert not (tmp_path / "a.h5").exists()
-    capture = record(network, text_samples(2), tmp_path / "b.h5", dtype="float32", **options)  # type: ignore[arg-type]
+    capture = record(network, text_samples(2), tmp_path / "b.h5", dtype="float32", **options)
     assert capture.read("hook_resid_pre", 0).max() == np.float32(1e5)
 
 
@@ -314,7 +314,7 @@ def slowly(work: Callable[[], None], pause: float) -> None:
         time.sleep(pause)
         add(self, batch)
 
-    Recording.add = paused  # type: ignore[method-assign]
+    Recording.add = paused
     work()
 
 

@@ -29,7 +29,7 @@ def headline(
     quantity: str, value: float, spread: float = 0.0, null: dict[str, float] | None = None, **where: object
 ) -> Given:
     estimate = Estimate(value, value - spread, value + spread, 9)
-    return Given((row("headline", quantity, estimate, where=where, nulls=null),))  # type: ignore[arg-type]
+    return Given((row("headline", quantity, estimate, where=where, nulls=null),))
 
 
 def measured(*answers: tuple[Given, ModelConfig, bool]) -> Measured:

@@ -63,7 +63,7 @@ def test_edited_indices_take_their_own_scores():
 
 def test_weights_carry_the_gradient_of_the_scores():
     logits_NE = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
-    weights = lambda logits: route(logits, 2, router="softmax", renormalise=True).expert_weights_NK  # noqa: E731
+    weights = lambda logits: route(logits, 2, router="softmax", renormalise=True).expert_weights_NK
     assert torch.autograd.gradcheck(weights, logits_NE)
 
 

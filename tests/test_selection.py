@@ -49,7 +49,7 @@ def test_head_axes() -> None:
 )
 def test_filters_outside_the_network(filters: dict[str, list[int]], match: str) -> None:
     with pytest.raises(UserError, match=match):
-        select(LOOPED, SUFFIXES, **filters)  # type: ignore[arg-type]
+        select(LOOPED, SUFFIXES, **filters)
 
 
 def test_a_baseline_has_no_second_visit() -> None:
