@@ -10,15 +10,15 @@ from pathlib import Path
 
 import streamlit as st
 
-from app.attention_page import attention_page
-from app.budget_page import budget_page
-from app.capture_folder import choose_capture, name_a_capture
-from app.matching_page import matching_page
-from app.probe_page import probe_page
-from app.runs_page import runs_page
-from app.scaling_page import scaling_page
-from app.serving_page import serving_page
-from probes import catalog
+from app.views.attention import attention_page
+from app.views.budget import budget_page
+from app.views.matching import matching_page
+from app.views.probe import probe_page
+from app.views.runs import runs_page
+from app.views.scaling import scaling_page
+from app.views.serving import serving_page
+from app.widgets.capture_folder import choose_capture, name_a_capture
+from probes.running import catalog
 from smelt_interp.errors import UserError
 
 NARROW_MARGINS = "<style>[data-testid=stMainBlockContainer] {padding: 3rem 2.5rem 4rem}</style>"

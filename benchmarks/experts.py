@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
-from model.experts import ExpertWeights, experts
+from model.experts.dispatch import ExpertWeights, experts
 from smelt_interp.errors import run_command
 
 Work = Literal["forward", "training", "frozen", "four visits"]

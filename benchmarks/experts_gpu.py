@@ -17,8 +17,8 @@ import torch
 import tyro
 from torch import Tensor, nn
 
-from model import experts_reference
-from model.experts import ExpertWeights, experts, experts_traced
+from model.experts import reference as experts_reference
+from model.experts.dispatch import ExpertWeights, experts, experts_traced
 from model.routing import route
 from smelt_interp.errors import UserError, run_command
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import tyro
 
-from smelt_interp.budget import budget
-from smelt_interp.presets import PAPER_ATTENDED_TOKENS, PAPER_PAIRS
-from smelt_interp.robust_fit import interval
-from smelt_interp.scaling_fit import Grid, bootstrap, fit
-from smelt_interp.scaling_law import Architecture, ScalingLaw, coefficients, compute_gain, printed_law
+from smelt_interp.costs.budget import budget
+from smelt_interp.costs.presets import PAPER_ATTENDED_TOKENS, PAPER_PAIRS
+from smelt_interp.scaling.fit import Grid, bootstrap, fit
+from smelt_interp.scaling.law import Architecture, ScalingLaw, coefficients, compute_gain, printed_law
+from smelt_interp.scaling.robust_fit import interval
 
 SPARSITIES = (0.85, 0.95, 0.97)
 HORIZONS = np.geomspace(1.2e10, 2.16e11, 6)

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smelt_interp.config import ModelConfig
+from smelt_interp.data.samples import Samples
 from smelt_interp.plan import Plan
-from smelt_interp.samples import Samples
 
 SiteKey = tuple[int, str]
 """A step index in the plan, and a hook suffix of `smelt_interp.sites`."""

@@ -8,10 +8,10 @@ from typing import Annotated
 import tyro
 
 from cache.store import Capture
-from smelt_interp.command_line import parse
 from smelt_interp.errors import run_command
 from smelt_interp.plan import label
-from smelt_interp.tables import Cell, compact, print_table
+from smelt_interp.terminal.command_line import parse
+from smelt_interp.terminal.tables import Cell, compact, print_table
 
 
 def site_rows(capture: Capture) -> list[list[Cell]]:

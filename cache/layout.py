@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from cache.batch import Batch
 from cache.selection import Kept, num_heads
 from smelt_interp.config import ModelConfig
+from smelt_interp.data.samples import EPISODE, Samples
 from smelt_interp.errors import UserError
 from smelt_interp.plan import plan
-from smelt_interp.samples import EPISODE, Samples
 from smelt_interp.sites import SITES
 
 SCHEMA = "smelt.capture"

@@ -41,12 +41,12 @@ from cache.layout import (
 from cache.selection import Kept
 from cache.store import DAMAGE, REQUEST_FILE, Capture, check_links, parts_folder, sidecar
 from cache.verify import verify_contents, verify_digest
+from smelt_interp.data.samples import concatenate
+from smelt_interp.data.tokenizer import PAD, decode_bytes
 from smelt_interp.errors import UserError
-from smelt_interp.output_files import make_folder, write_whole
 from smelt_interp.plan import plan
-from smelt_interp.samples import concatenate
 from smelt_interp.sites import SITES
-from smelt_interp.tokenizer import PAD, decode_bytes
+from smelt_interp.terminal.output_files import make_folder, write_whole
 
 LOCK_FILE = "lock"
 LONGEST_NAME = 230

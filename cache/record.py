@@ -27,13 +27,13 @@ from cache.layout import Contents, Precision
 from cache.parts import Recording
 from cache.selection import Kept, chosen_steps, head_axis, num_heads, select
 from cache.store import Capture, parts_folder
-from smelt_interp.command_line import parse
-from smelt_interp.datasets import DataOptions, load_samples
+from smelt_interp.data.datasets import DataOptions, load_samples
+from smelt_interp.data.samples import Samples
+from smelt_interp.data.tokenizer import tokenizer_json
 from smelt_interp.errors import UserError, run_command
-from smelt_interp.samples import Samples
 from smelt_interp.sites import SITES, hook_name
-from smelt_interp.tables import Progress, compact
-from smelt_interp.tokenizer import tokenizer_json
+from smelt_interp.terminal.command_line import parse
+from smelt_interp.terminal.tables import Progress, compact
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -212,8 +212,8 @@ def _facts(model: "LoopedMoE", batch_size: int, num_tokens: int) -> dict[str, ob
     """What fixes the numbers beside data and selection."""
     import torch
 
-    from model.experts import backend_for
-    from model.experts_tiles import FP_FUSION
+    from model.experts.dispatch import backend_for
+    from model.experts.tiles import FP_FUSION
 
     device = next(model.parameters()).device
     facts: dict[str, object] = {

@@ -29,9 +29,9 @@ from cache.layout import (
 )
 from cache.selection import Kept, head_axis
 from smelt_interp.config import ModelConfig
+from smelt_interp.data.samples import Role, Samples
 from smelt_interp.errors import UserError
 from smelt_interp.plan import Plan, plan
-from smelt_interp.samples import Role, Samples
 from smelt_interp.sites import SITES, check_suffix
 
 REQUEST_FILE = "request.json"

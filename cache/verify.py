@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from cache.layout import OUTPUT_TYPES, decode
 from cache.store import Capture, sidecar
-from smelt_interp.command_line import parse
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.sites import SITES
+from smelt_interp.terminal.command_line import parse
 
 
 class Verified(NamedTuple):

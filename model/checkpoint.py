@@ -13,9 +13,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from smelt_interp.config import ModelConfig
+from smelt_interp.data.tokenizer import tokenizer_json
 from smelt_interp.errors import UserError
-from smelt_interp.output_files import make_folder, write_whole
-from smelt_interp.tokenizer import tokenizer_json
+from smelt_interp.terminal.output_files import make_folder, write_whole
 
 CONFIG, WEIGHTS, TOKENIZER, README = "config.json", "model.safetensors", "tokenizer.json", "README.md"
 STORED_DTYPES = ("F32", "BF16", "F16")

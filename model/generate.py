@@ -10,8 +10,8 @@ from torch import Tensor
 
 from model.kv_cache import KVCache
 from model.network import LoopedMoE
+from smelt_interp.data.tokenizer import PAD
 from smelt_interp.errors import UserError
-from smelt_interp.tokenizer import PAD
 
 LOWEST_TEMPERATURE = 1e-6
 """Logits divided by less would leave the numbers of single precision."""

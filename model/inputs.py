@@ -6,7 +6,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from model.hook_names import AttentionPath, Request
+from model.hooks.names import AttentionPath, Request
 from model.kv_cache import KVCache
 from model.layer import Pass
 from smelt_interp.config import ModelConfig

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model.experts import ExpertWeights, experts, experts_traced, sum_slots
-from model.hook_names import Request
+from model.experts.dispatch import ExpertWeights, experts, experts_traced, sum_slots
+from model.hooks.names import Request
 from model.kv_cache import KVCache
 from model.routing import Routing, gather_weights, route
 from smelt_interp.config import ModelConfig

@@ -13,14 +13,14 @@ from transformer_lens import HookedRootModule
 from transformer_lens.config import TransformerLensConfig
 from transformer_lens.hook_points import HookPoint
 
-from model.activation_cache import VisitCache, caching_hooks
 from model.checkpoint import check_layers, checkpoint_folder, read_config, read_weights, write_checkpoint
-from model.hook_names import AttentionPath, Hook, NamePredicate, NamesFilter, Request
+from model.hooks.activation_cache import VisitCache, caching_hooks
+from model.hooks.lens_config import lens_config
+from model.hooks.lock import Lock
+from model.hooks.names import AttentionPath, Hook, NamePredicate, NamesFilter, Request
 from model.inputs import Inputs, PassOptions, require_all
 from model.kv_cache import KVCache
 from model.layer import Layer
-from model.lens_config import lens_config
-from model.lock import Lock
 from model.readout import FinalNorm, TiedUnembedding
 from model.routing import Routing, balance_loss
 from model.step import Block, LayerRef

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from smelt_interp.data.tokenizer import BOS, decode, encode, token_labels
 from smelt_interp.errors import UserError
-from smelt_interp.tokenizer import BOS, decode, encode, token_labels
 
 
 def to_tokens(text: str | Sequence[str], prepend_bos: bool = True) -> Tensor:

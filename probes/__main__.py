@@ -10,11 +10,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from probes import catalog, command, report, reproduction
-from probes.contract import MOST_SAMPLES, check_number
-from smelt_interp.command_line import parse
-from smelt_interp.datasets import DataOptions
+from probes import reproduction
+from probes.running import catalog, command, report
+from probes.running.contract import MOST_SAMPLES, check_number
+from smelt_interp.data.datasets import DataOptions
 from smelt_interp.errors import run_command
+from smelt_interp.terminal.command_line import parse
 
 SHOTS = (0, 1, 2, 4, 8)
 

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.store import Capture
+from smelt_interp.data.samples import Role, Samples
+from smelt_interp.data.tokenizer import token_labels
 from smelt_interp.errors import UserError
 from smelt_interp.plan import Step
-from smelt_interp.samples import Role, Samples
-from smelt_interp.tokenizer import token_labels
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

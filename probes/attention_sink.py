@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import (
+from probes.running.contract import (
     NEEDS_TWO_VISITS,
     Estimate,
     Level,
@@ -313,7 +313,7 @@ def figure(result: SinkResult) -> "Figure":
 
 def main() -> None:
     """`python -m probes.attention_sink`."""
-    from probes import command
+    from probes.running import command
 
     command.main("attention_sink")
 

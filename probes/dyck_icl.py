@@ -8,8 +8,8 @@ Each episode asks one query after k demonstrations. Scores are read from one for
     first closer     the first bracket alone
     loss             nats a token of the answer, newline included, mean over episodes of each episode's mean
 
-Beside each score, what shortcuts without a stack reach on the same episodes (`smelt_interp.dyck_scores.SHORTCUTS`; all
-but the constant are given the answer's length and the pairing); beside the loss, that of a uniform guess.
+Beside each score, what shortcuts without a stack reach on the same episodes (`smelt_interp.data.dyck_scores.SHORTCUTS`;
+all but the constant are given the answer's length and the pairing); beside the loss, that of a uniform guess.
 Queries whose own prefix already shows a pair that the answer needs are counted apart: they need no demonstration.
 """
 
@@ -21,11 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import MOST_SAMPLES, Estimate, Level, Row, SampleSums, by_level, check_number, estimates, row
-from probes.source import DataSet
+from probes.running.contract import (
+    MOST_SAMPLES,
+    Estimate,
+    Level,
+    Row,
+    SampleSums,
+    by_level,
+    check_number,
+    estimates,
+    row,
+)
+from probes.running.source import DataSet
 from smelt_interp.config import ModelConfig
-from smelt_interp.dyck import DyckOptions, Pairing, Rendering, dyck_samples
-from smelt_interp.dyck_scores import (
+from smelt_interp.data.dyck import DyckOptions, Pairing, Rendering, dyck_samples
+from smelt_interp.data.dyck_scores import (
     SHORTCUTS,
     answer_loss,
     floors,
@@ -34,8 +44,8 @@ from smelt_interp.dyck_scores import (
     teacher_forced,
     teacher_forced_first_closer,
 )
+from smelt_interp.data.samples import Role, Samples
 from smelt_interp.errors import UserError
-from smelt_interp.samples import Role, Samples
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -245,7 +255,7 @@ def figure(result: DyckResult) -> "Figure":
 
 def main() -> None:
     """`python -m probes.dyck_icl`."""
-    from probes import command
+    from probes.running import command
 
     command.main("dyck_icl", Episodes)
 

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import is_token
-from probes.resampling import Resampled, ratio, shuffled_positions
+from probes.running.contract import is_token
+from probes.statistics.resampling import Resampled, ratio, shuffled_positions
 from smelt_interp.config import ModelConfig
-from smelt_interp.samples import Role
+from smelt_interp.data.samples import Role
 
 INDICES, WEIGHTS, LOGITS = "mlp.hook_expert_indices", "mlp.hook_expert_weights", "mlp.hook_router_logits"
 ROLES = tuple(role for role in Role if role != Role.PAD)

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from cache.batch import Batch
 from probes import expert_load
-from probes.contract import (
+from probes.expert_load import INDICES, LOGITS, WEIGHTS, Classes, Coactivation, LoadStream
+from probes.running.contract import (
     MOST_SHUFFLES,
     NEEDS_TWO_VISITS,
     Cell,
@@ -40,8 +41,7 @@ from probes.contract import (
     recorded_steps,
     row,
 )
-from probes.expert_load import INDICES, LOGITS, WEIGHTS, Classes, Coactivation, LoadStream
-from probes.resampling import (
+from probes.statistics.resampling import (
     Resampled,
     interval,
     ratio,
@@ -49,7 +49,7 @@ from probes.resampling import (
     record_sums,
     shuffled_positions,
 )
-from probes.visit_pairs import VisitPair, check_visits, pair_label, pair_labels, visit_pairs
+from probes.statistics.visit_pairs import VisitPair, check_visits, pair_label, pair_labels, visit_pairs
 from smelt_interp import similarity
 from smelt_interp.config import ModelConfig
 from smelt_interp.plan import label
@@ -411,7 +411,7 @@ def figure(result: OverlapResult) -> "Figure":
 
 def main() -> None:
     """The command line of this probe."""
-    from probes import command
+    from probes.running import command
 
     command.main("expert_overlap")
 

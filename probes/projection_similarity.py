@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import (
+from probes.running.contract import (
     NEEDS_TWO_VISITS,
     Level,
     Row,
@@ -35,8 +35,8 @@ from probes.contract import (
     recorded_steps,
     row,
 )
-from probes.resampling import NUM_RESAMPLES, Resampled, interval, record_sums
-from probes.visit_pairs import VisitPair, check_visits, pair_label, pair_labels, visit_pairs
+from probes.statistics.resampling import NUM_RESAMPLES, Resampled, interval, record_sums
+from probes.statistics.visit_pairs import VisitPair, check_visits, pair_label, pair_labels, visit_pairs
 from smelt_interp import similarity
 from smelt_interp.config import ModelConfig
 
@@ -299,7 +299,7 @@ def figure(result: SimilarityResult) -> "Figure":
 
 def main() -> None:
     """The command line of this probe."""
-    from probes import command
+    from probes.running import command
 
     command.main("projection_similarity")
 

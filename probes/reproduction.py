@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from probes import report
-from probes.command import Measured
-from probes.contract import NULL_PREFIX, Cell, Estimate, Result, Row, row
-from probes.report import OTHER_PREFIX
-from probes.source import UNTRAINED
-from smelt_interp import printed
-from smelt_interp.dyck import DyckOptions
-from smelt_interp.paper import last_place
+from probes.running import report
+from probes.running.command import Measured
+from probes.running.contract import NULL_PREFIX, Cell, Estimate, Result, Row, row
+from probes.running.report import OTHER_PREFIX
+from probes.running.source import UNTRAINED
+from smelt_interp.data.dyck import DyckOptions
+from smelt_interp.paper import printed
+from smelt_interp.paper.table import last_place
 
 if TYPE_CHECKING:
     from rich.table import Table

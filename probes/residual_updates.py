@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import (
+from probes.running.contract import (
     NEEDS_TWO_VISITS,
     Cell,
     Level,
@@ -41,9 +41,9 @@ from probes.contract import (
     measured_layers,
     row,
 )
-from probes.resampling import Resampled, interval, ratio
+from probes.statistics.resampling import Resampled, interval, ratio
+from probes.statistics.visit_pairs import once_visited, pair_label, pair_labels
 from probes.update_sums import OF_ONE_STEP, SITES_READ, Comparison, Options, Stream, Update
-from probes.visit_pairs import once_visited, pair_label, pair_labels
 from smelt_interp.config import ModelConfig
 from smelt_interp.plan import label, step_scale
 
@@ -322,7 +322,7 @@ def figure(result: UpdatesResult) -> "Figure":
 
 def main() -> None:
     """The command line of this probe."""
-    from probes import command
+    from probes.running import command
 
     command.main("residual_updates")
 

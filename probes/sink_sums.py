@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import Estimate, Span, check_number, estimate, is_token, looped_spans, recorded_steps
+from probes.running.contract import Estimate, Span, check_number, estimate, is_token, looped_spans, recorded_steps
 from smelt_interp.config import ModelConfig
+from smelt_interp.data.samples import Role, Samples
 from smelt_interp.errors import UserError
 from smelt_interp.plan import Plan
-from smelt_interp.samples import Role, Samples
 
 Content = Literal[
     "demonstration_answers", "instruction", "brackets", "letters", "digits", "whitespace", "punctuation"

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.contract import MOST_SHUFFLES, check_number, is_token, measured_layers, recorded_steps
-from probes.ratio_histogram import NUM_BINS, RatioHistogram
-from probes.resampling import ratio, shuffled_positions
-from probes.visit_pairs import check_visits, consecutive_once, visit_pairs
+from probes.running.contract import MOST_SHUFFLES, check_number, is_token, measured_layers, recorded_steps
+from probes.statistics.ratio_histogram import NUM_BINS, RatioHistogram
+from probes.statistics.resampling import ratio, shuffled_positions
+from probes.statistics.visit_pairs import check_visits, consecutive_once, visit_pairs
 from smelt_interp import similarity
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError

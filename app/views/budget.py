@@ -1,0 +1,89 @@
+"""The budget calculator: one network's knobs against the Baseline's three budgets, and what its costs are made of."""
+
+import streamlit as st
+
+from app.figures.numbers import split_figure
+from app.widgets.numbers import choose_networks, show_command, show_table
+from app.widgets.options import choose_values, label_of, option_help, option_words
+from smelt_interp.config import ModelConfig
+from smelt_interp.costs.budget import PAPER_TOLERANCE, Comparison, Mismatch, Options, compare, verdicts
+from smelt_interp.costs.knobs import Knobs, around, changes, own_values
+from smelt_interp.errors import UserError
+from smelt_interp.terminal.tables import percent
+
+SPAN_STEP = 0.05
+
+
+def budget_page() -> None:
+    """The budgets of the networks in the address, the first with its knobs turned."""
+    st.title("Budget calculator")
+    st.markdown(
+        "What does a network cost, and is it a fair match for its Baseline? Parameters are paid once a layer, "
+        "FLOPs and KV cache once a visit."
+    )
+    page = st.container()
+    with st.sidebar:
+        pair, config = choose_networks()
+        try:
+            networks = Options(pair=pair, config=config).networks()
+            knobs = _choose_knobs(networks[0].config)
+            attended = choose_values(Options, ["attended_tokens"])
+            options = Options(pair=pair, config=config, knobs=knobs, **attended)  # type: ignore[arg-type]  # a form: values by name
+            found = compare(options)
+        except UserError as error:
+            page.error(str(error))
+            return
+    if found.mismatch is not None:
+        _show_mismatch(found.mismatch)
+    st.plotly_chart(split_figure(found.budgets), key="split")
+    show_table(found.table()._replace(notes=()), "budgets")
+    if found.geometry:
+        _show_geometry(found)
+    show_command("budget", option_words(options), found.to_json())
+
+
+def _choose_knobs(config: ModelConfig) -> Knobs:
+    """A slider a knob, at first where the network's own stands; another network brings its own."""
+    own, ranges, texts = own_values(config), around(config), option_help(Knobs)
+    if st.session_state.setdefault("turned", config) != config:
+        st.session_state.update(own)
+        st.session_state["turned"] = config
+    st.button("Back to its own values", on_click=st.session_state.update, args=(own,), width="stretch")
+    values: dict[str, int | float] = {}
+    for name, several in ranges.items():
+        values[name] = st.slider(
+            label_of(name), several.start, several[-1], int(own[name]), several.step,
+            key=name, help=texts[name], bind="query-params",
+        )  # fmt: skip
+    values["span"] = st.slider(
+        "Span", 0.0, 1.0, float(own["span"]), SPAN_STEP, key="span", help=texts["span"], bind="query-params"
+    )
+    return changes(config, values)
+
+
+def _show_mismatch(found: Mismatch) -> None:
+    for column, verdict in zip(st.columns(3), verdicts(found, PAPER_TOLERANCE), strict=True):
+        says = "within" if verdict.within else "NOT within"
+        column.metric(
+            f"{verdict.name[:1].upper()}{verdict.name[1:]} against the Baseline", percent(verdict.value),
+            f"{says} the paper's {verdict.allowed:.1%}", delta_arrow="off",
+            delta_color="green" if verdict.within else "red", border=True,
+        )  # fmt: skip
+
+
+def _show_geometry(found: Comparison) -> None:
+    st.subheader("The printed head geometry")
+    st.caption("Query heads × KV heads × head width, as the paper prints them and as its own totals demand.")
+    st.dataframe(
+        [
+            {
+                "network": heads.architecture,
+                "printed": " × ".join(map(str, heads.printed_heads)),
+                "here": " × ".join(map(str, heads.derived_heads)),
+            }
+            for heads in found.geometry
+        ],
+        hide_index=True, height="content", width="content", row_height=30, key="geometry",
+    )  # fmt: skip
+    lines = [f"- {heads.architecture}: {sentence}" for heads in found.geometry for sentence in heads.contradictions]
+    st.markdown("\n".join(["What the printed heads contradict:", "", *lines]))

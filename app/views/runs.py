@@ -1,0 +1,129 @@
+"""The captures of a folder: what each one is, the results stored beside it, and what is wrong with the others."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import streamlit as st
+
+from app.widgets.capture_folder import capture_names, chosen_capture
+from app.widgets.options import query_of
+from cache.info import site_rows
+from cache.store import Capture
+from probes.running.contract import looped_spans
+from smelt_interp.errors import UserError
+from smelt_interp.plan import label
+from smelt_interp.terminal.tables import compact
+
+
+def runs_page(probes: Mapping[str, st.Page], folder: Path) -> None:
+    """The page. `probes` are the pages of the probes, by name."""
+    st.title("Runs")
+    st.markdown("A run is a capture: what one network did with one set of samples, every visit kept apart.")
+    captures, problems = _opened(folder)
+    if captures:
+        st.dataframe([_summary(capture) for capture in captures], hide_index=True, height="content", key="captures")
+    for problem in problems:
+        st.warning(problem, icon=":material/broken_image:")
+    capture = chosen_capture(folder)
+    if capture is not None:
+        _details(capture, probes)
+
+
+def _opened(folder: Path) -> tuple[list[Capture], list[str]]:
+    """Those that open, and for each other one the line that says why it does not."""
+    captures, problems = [], []
+    for name in capture_names(folder):
+        try:
+            captures.append(Capture(folder / name))
+        except UserError as error:
+            problems.append(str(error))
+    return captures, problems
+
+
+def _summary(capture: Capture) -> dict[str, str | int]:
+    _, num_tokens = capture.samples.ids_NT.shape
+    return {
+        "capture": capture.path.name,
+        "checkpoint": _checkpoint(capture),
+        "network": _network(capture),
+        "samples": ", ".join(f"{count} {name}" for name, count in _domains(capture).items()),
+        "tokens": num_tokens,
+        "steps": len(capture.plan),
+        "sites": len(capture.sites),
+        "size": f"{compact(capture.path.stat().st_size, digits=3)}B",
+        "results": len(_result_files(capture)),
+        "digest": capture.digest[:12],
+    }
+
+
+def _checkpoint(capture: Capture) -> str:
+    name = str(capture.request.get("checkpoint", "-"))
+    return f"{name}, untrained" if "untrained_seed" in capture.request else name
+
+
+def _network(capture: Capture) -> str:
+    config = capture.config
+    span = looped_spans(config, capture.plan, range(len(capture.plan)))[0].layers
+    experts = f"{config.top_k} of {config.num_experts} experts"
+    visits = "1 visit" if config.num_visits == 1 else f"{config.num_visits} visits"
+    return f"{config.num_layers} layers, {span}, {visits}; {config.num_heads} heads; {experts}"
+
+
+def _domains(capture: Capture) -> dict[str, int]:
+    return Counter(name.decode() for name in capture.samples.domain_N.tolist())
+
+
+def _details(capture: Capture, probes: Mapping[str, st.Page]) -> None:
+    st.subheader(capture.path.name)
+    st.markdown(f"{_checkpoint(capture)}: {_network(capture)}")
+    if capture.command:
+        st.markdown("**Recorded by**")
+        st.code(capture.command, language="bash", wrap_lines=True)
+    results = _result_files(capture)
+    if results:
+        st.markdown("**Results stored beside it**")
+    for path in results:
+        _result(path, capture, probes)
+    st.markdown("**Sites**")
+    columns = ("site", "one sample", "stored as", "steps", "heads", "on disk")
+    try:
+        sites = [dict(zip(columns, row, strict=True)) for row in site_rows(capture)]
+    except UserError as error:
+        st.error(str(error))
+        return
+    st.dataframe(sites, hide_index=True, height="content", key=f"sites {capture.path}")
+    st.markdown("**Plan**")
+    st.markdown(" → ".join(label(step) for step in capture.plan))
+    st.markdown(f"**Digest** `{capture.digest}`")
+    with st.expander("Config and request"):
+        st.json({"config": capture.config.to_json(), "request": capture.request})
+
+
+def _result_files(capture: Capture) -> list[Path]:
+    return sorted(capture.path.with_suffix(".results").glob("*.json"))
+
+
+def _result(path: Path, capture: Capture, probes: Mapping[str, st.Page]) -> None:
+    """One line: the probe with a link that opens it with these options, and the command that wrote it."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        name, title, options, line = (stored[key] for key in ("probe", "title", "options", "command"))
+        digest = stored["networks"][0]["digest"]
+        others = [Path(network["capture"]).name for network in stored["networks"][1:]]
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        st.warning(f"a result must be the JSON that a probe wrote; got {path}: measure it again")
+        return
+    if digest != capture.digest:
+        st.warning(f"a result must be of this capture; got {path} of another: measure it again")
+        return
+    link, code = st.columns([1, 3], vertical_alignment="center")
+    if name in probes:
+        link.page_link(
+            probes[name],
+            label=title,
+            icon=":material/arrow_forward:",
+            query_params={"against": others, **query_of(options)},
+        )
+    code.code(line, language="bash", wrap_lines=True)

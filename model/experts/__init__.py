@@ -1,0 +1,1 @@
+"""The expert layer: one interface, its backends and kernels."""

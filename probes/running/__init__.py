@@ -1,0 +1,1 @@
+"""From a source to an answer: catalog, source, command, report."""

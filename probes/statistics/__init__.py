@@ -1,0 +1,1 @@
+"""Quantities on a grid of steps and heads, streamed sums, the bootstrap."""

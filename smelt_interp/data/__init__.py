@@ -1,0 +1,1 @@
+"""Samples with roles, and where they come from: text, Dyck episodes, tokenizers, the training mixture."""

@@ -1,0 +1,1 @@
+"""What the paper prints, and what we get for each figure."""

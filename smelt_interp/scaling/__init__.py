@@ -1,0 +1,1 @@
+"""From runs to laws: fits, frontiers, calibration, all with intervals."""

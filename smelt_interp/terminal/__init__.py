@@ -1,0 +1,1 @@
+"""The terminal: command lines, tables, progress, files that appear whole."""

@@ -1,0 +1,459 @@
+"""The dashboard's pages, run in process on planted captures."""
+
+import ast
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app.widgets.capture_folder import RECORD, capture_names
+from app.widgets.options import option_help, option_words, parse_option, query_of
+from cache.parts import write_capture
+from cache.store import Capture
+from probes.running import catalog, command, report
+from probes.running.source import Data
+from smelt_interp.errors import UserError
+from tests.support.app_captures import episodes
+from tests.support.forked import Child
+from tests.support.planted import BASELINE, LOOPED, planted_batch, random_sites
+
+APP = Path(__file__).parents[2] / "app"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two whole captures, one cut short, one not finished."""
+    folder = tmp_path_factory.mktemp("captures")
+    for name, config in (("looped", LOOPED), ("baseline", BASELINE)):
+        write_capture(folder / f"{name}.h5", [episodes(config)], dtype="float32", command=f"record {name}")
+    (folder / "cut.h5").write_bytes((folder / "looped.h5").read_bytes()[:5000])
+    (folder / "half.parts").mkdir()
+    (folder / "half.parts" / "request.json").write_text(json.dumps({"command": "record half"}))
+    return folder
+
+
+def page(module: str, folder: Path, *names: str, **query: str) -> AppTest:
+    """A page as it is right after its address is opened."""
+
+    def script(module: str, names: tuple[str, ...], folder: str) -> None:
+        from functools import partial
+        from importlib import import_module
+        from pathlib import Path
+
+        from app.widgets.capture_folder import choose_capture
+
+        choose_capture(Path(folder))
+        partial(getattr(import_module(f"app.{module}"), module), *names)(Path(folder))
+
+    test = AppTest.from_function(script, default_timeout=60, args=(module, names, str(folder)))
+    test.query_params.update(query)
+    test.run()
+    assert not test.exception, test.exception[0].message
+    return test
+
+
+def probe(name: str, folder: Path, **query: str) -> AppTest:
+    return page("probe_page", folder, name, **query)
+
+
+def maps_of(test: AppTest) -> list[np.ndarray]:
+    """The matrices of the heatmaps of the only figure, top row first."""
+    (chart,) = test.get("plotly_chart")
+    drawn = json.loads(chart.proto.spec)["data"]
+    maps = [trace["z"] for trace in drawn if trace["type"] == "heatmap"]
+    arrays = [np.frombuffer(base64.b64decode(z["bdata"]), z["dtype"]) for z in maps]
+    return [array.reshape([int(n) for n in z["shape"].split(",")]) for array, z in zip(arrays, maps, strict=True)]
+
+
+# Pages of probes
+
+
+@pytest.mark.parametrize("name", catalog.NAMES)
+@pytest.mark.parametrize("capture", ["looped.h5", "baseline.h5"])
+def test_a_page_shows_the_rows_of_its_probe(name: str, capture: str, folder: Path) -> None:
+    module, opened = catalog.load(name), Capture(folder / capture)
+    result = module.measure(opened.batches(module.needs(opened.config)), module.Options())
+    headline = [row for row in result.rows() if row["level"] == "headline"]
+    test = probe(name, folder, capture=capture)
+    assert not test.error
+    shown = test.dataframe[0].value
+    assert len(shown) == len(headline)
+    for text, row in zip(shown["value [95%]"], headline, strict=True):
+        if isinstance(row["value"], float) and (row["value"] == 0 or abs(row["value"]) >= report.NEARLY_NOTHING):
+            assert text.split()[0] == f"{row['value']:.3g}"
+    others = [row for row in result.rows() if row["level"] != "headline"]
+    assert [len(table.value) for table in test.dataframe[1:]] == ([len(others)] if others else [])
+    assert len(test.get("plotly_chart")) == bool(module.figure(result).data)
+    assert test.title[0].value == module.TITLE
+    assert test.code[-1].value == f"python -m probes.{name} --capture {folder / capture}"
+
+
+def test_the_planted_start_mass_is_shown(folder: Path) -> None:
+    shown = probe("attention_sink", folder, capture="looped.h5").dataframe[0].value
+    rows = shown[(shown["quantity"] == "start mass") & (shown["head"] == "mean")]
+    assert [text.split()[0] for text in rows["value [95%]"]][:2] == ["0.6", "0.02"]
+
+
+def test_a_baseline_stands_beside(folder: Path) -> None:
+    test = probe("attention_sink", folder, capture="looped.h5", against="baseline.h5")
+    shown = test.dataframe[0].value
+    start = shown[(shown["quantity"] == "start mass") & (shown["visit"] == "2")]
+    assert start["baseline"].iloc[0] == "0.6"
+    assert [tab.label for tab in test.tabs] == ["looped", "baseline"]
+    assert f"--against {folder / 'baseline.h5'}" in test.code[-1].value
+
+
+def test_the_command_of_a_page_gives_what_the_page_shows(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = probe("attention_sink", folder, capture="looped.h5", t_min="3", heads="1 2", queries="predict_answer")
+    words = test.code[-1].value.split()
+    assert words[5:] == ["--queries", "predict_answer", "--t-min", "3", "--heads", "1", "2"]
+    monkeypatch.setattr(sys, "argv", [*words[2:], "--json"])
+    catalog.load("attention_sink").main()
+    document = json.loads(capsys.readouterr().out)
+    (expected,) = command_tables(document)
+    assert test.dataframe[0].value["value [95%]"].tolist() == expected
+
+
+def command_tables(document: dict[str, object]) -> Iterator[list[str]]:
+    for result in document["results"]:
+        table = report.table(result["rows"], "", {}, "headline")
+        (column,) = (column for column in table.columns if column.header == "value [95%]")
+        yield [str(cell) for cell in column.cells]
+
+
+def test_changing_an_option_measures_again(folder: Path) -> None:
+    test = probe("attention_sink", folder, capture="looped.h5")
+    before = test.dataframe[0].value["null: uniform"].tolist()
+    test.number_input(key="t_min").set_value(9)
+    test.button[0].click().run()
+    assert test.dataframe[0].value["null: uniform"].tolist() != before
+    assert test.code[-1].value.endswith("--t-min 9")
+
+
+def test_a_capture_recorded_anew_under_the_same_name_is_measured_anew(tmp_path: Path) -> None:
+    shown = []
+    for seed, mass in ((0, 0.5), (1, 0.25)):
+        for path in tmp_path.glob("run.h5*"):
+            path.unlink()
+        write_capture(tmp_path / "run.h5", [episodes(seed=seed, first_mass=mass)], dtype="float32")
+        test = probe("attention_sink", tmp_path, capture="run.h5")
+        shown.append(test.dataframe[0].value["value [95%]"][0].split()[0])
+    assert shown == ["0.5", "0.25"]
+
+
+def test_what_a_probe_refuses_is_one_line(folder: Path) -> None:
+    assert [e.value for e in probe("attention_sink", folder, capture="looped.h5", t_min="0").error] == [
+        "t_min must be at least 1 (a segment's first query puts 1.0 on itself); got 0"
+    ]
+    test = probe("attention_sink", folder, capture="looped.h5", heads="1 x")
+    assert [e.value for e in test.error] == ["heads must be whole numbers separated by spaces or all; got 1 x"]
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        (name, {"resample_seed": "-1"}) for name in ("projection_similarity", "expert_overlap", "residual_updates")
+    ] + [("expert_overlap", {"shuffles": "1001"}), ("attention_sink", {"massive_ratio": "-1"})],
+)  # fmt: skip
+def test_a_number_out_of_bounds_in_the_address_is_one_line(name: str, address: dict[str, str], folder: Path) -> None:
+    (error,) = probe(name, folder, capture="looped.h5", **address).error
+    assert re.fullmatch(f"{next(iter(address))} must be at (least|most) .*; got .*", error.value)
+
+
+def test_only_whole_captures_of_the_same_samples_are_offered_beside(folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(folder, tmp_path / "captures", ignore=shutil.ignore_patterns("*.results"))
+    batch = episodes()
+    other = replace(batch, samples=replace(batch.samples, ids_NT=batch.samples.ids_NT[::-1].copy()))
+    write_capture(folder / "other.h5", [other], dtype="float32")
+    write_capture(folder / "twin.h5", [episodes(seed=1)], dtype="float32")
+    assert Capture(folder / "other.h5").samples.digest() != batch.samples.digest()
+
+    def offered() -> list[str]:
+        return probe("dyck_icl", folder, capture="looped.h5").multiselect(key="against").options
+
+    assert offered() == ["baseline.h5", "twin.h5"]
+    (folder / "twin.h5").write_bytes((folder / "twin.h5").read_bytes()[:5000])
+    assert offered() == ["baseline.h5"]
+
+
+# Options
+
+
+@pytest.mark.parametrize("name", catalog.NAMES)
+def test_a_page_has_the_options_of_the_command_and_no_other(name: str, folder: Path) -> None:
+    test = probe(name, folder, capture="looped.h5")
+    kinds = (test.selectbox, test.multiselect, test.number_input, test.text_input, test.toggle)
+    widgets = {widget.key: widget.help for kind in kinds for widget in kind}
+    help_of = option_help(catalog.load(name).Options)
+    assert set(widgets) == {"capture", "against", *(field.name for field in fields(catalog.load(name).Options))}
+    assert {key: widgets[key] for key in help_of} == help_of
+    assert all(help_of.values())
+
+
+CHANGED = {
+    "attention_sink": {"heads": "2 4", "t_min": "2", "content": "brackets", "sink_threshold": "0.5"},
+    "projection_similarity": {"visits": "1 2", "heads": "concatenated", "t_min": "0"},
+    "expert_overlap": {},
+    "residual_updates": {},
+    "dyck_icl": {},
+}
+
+
+@pytest.mark.parametrize("name", catalog.NAMES)
+def test_address_and_command_give_the_same_options(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = CHANGED[name]
+
+    def script(name: str) -> None:
+        import streamlit as st
+
+        from app.widgets.options import choose_options
+        from probes.running import catalog
+
+        st.session_state["made"] = choose_options(catalog.load(name).Options)
+
+    test = AppTest.from_function(script, args=(name,), default_timeout=30)
+    test.query_params.update(address)
+    made = test.run().session_state["made"]
+    module = catalog.load(name)
+    arguments = command.parse(name, module, Data, ["--capture", "x.h5", *option_words(made)])
+    assert arguments.measure == made
+    for key, text in address.items():
+        assert query_of({key: getattr(made, key)}) == {key: text}
+
+
+def test_words_that_are_no_option_are_refused() -> None:
+    assert parse_option("layers", "3 1", tuple[int, ...]) == (3, 1)
+    with pytest.raises(UserError, match=r"layers must be whole numbers separated by spaces; got 1\.5"):
+        parse_option("layers", "1.5", tuple[int, ...])
+    with pytest.raises(UserError, match="scale must be number; got nothing"):
+        parse_option("scale", "", float)
+
+
+# Attention
+
+
+def test_the_maps_are_both_visits_and_their_difference(folder: Path) -> None:
+    test = page("attention_page", folder, capture="looped.h5", sample="2", layer="3", head="4")
+    capture = Capture(folder / "looped.h5")
+    length = int(capture.samples.length_N[1])
+    first, second = (capture.read("attn.hook_pattern", step, slice(1, 2), 3)[0][:length, :length] for step in (2, 4))
+    seen = np.tril(np.ones((length, length), bool))
+    for drawn, expected in zip(maps_of(test), (first, second, second - first), strict=True):
+        np.testing.assert_array_equal(np.isnan(drawn), ~seen)
+        np.testing.assert_array_equal(drawn[seen], expected[seen])
+    assert not test.info
+
+
+def test_only_the_matrices_on_the_page_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, asked = Capture.read, []
+
+    def watched(self: Capture, suffix: str, step: int, samples: slice, head: int) -> np.ndarray:
+        asked.append((suffix, step, samples, head))
+        return read(self, suffix, step, samples, head)
+
+    monkeypatch.setattr(Capture, "read", watched)
+    page("attention_page", folder, capture="looped.h5", sample="3", layer="2", head="1")
+    assert asked == [("attn.hook_pattern", step, slice(2, 3), 0) for step in (1, 3)]
+
+
+def test_a_link_opens_the_same_view_and_its_python_gives_the_same_figure(folder: Path) -> None:
+    test = page("attention_page", folder, capture="looped.h5", sample="3", layer="2", head="2")
+    assert (test.number_input(key="sample").value, test.selectbox(key="layer").value) == (3, 2)
+    assert test.selectbox(key="head").value == 2
+    scope: dict[str, object] = {}
+    exec(test.code[-1].value.replace("attention_figure(patterns", "figure = attention_figure(patterns")
+         .replace(".show()", ""), scope)  # fmt: skip
+    (chart,) = test.get("plotly_chart")
+    assert json.loads(chart.proto.spec)["data"] == json.loads(scope["figure"].to_json())["data"]
+
+
+def test_a_baseline_has_one_map_and_says_so(folder: Path) -> None:
+    test = page("attention_page", folder, capture="baseline.h5", layer="2")
+    assert [info.value for info in test.info] == [
+        "This network visits each layer once (a Baseline), so there is one map and no difference."
+    ]
+    assert len(maps_of(test)) == 1
+
+
+def test_a_layer_outside_the_loop_says_where_the_loop_is(folder: Path) -> None:
+    test = page("attention_page", folder, capture="looped.h5", layer="1")
+    assert test.info[0].value.startswith("Layer 1 lies outside the loop and is visited once")
+    assert test.info[0].value.endswith("Layers with two visits: 2, 3.")
+
+
+def test_of_three_visits_any_two_are_compared(tmp_path: Path) -> None:
+    config = replace(LOOPED, num_visits=3)
+    samples = episodes().samples
+    batch = planted_batch(config, samples, random_sites(config, samples, ("attn.hook_pattern",)))
+    write_capture(tmp_path / "three.h5", [batch], dtype="float32")
+    test = page("attention_page", tmp_path, capture="three.h5", layer="2", earlier="2", later="3")
+    length = int(samples.length_N[0])
+    second, third = (batch.sites[step, "attn.hook_pattern"][0, 0, :length, :length] for step in (3, 5))
+    np.testing.assert_array_equal(maps_of(test)[2], np.where(np.isnan(maps_of(test)[0]), np.nan, third - second))
+    test = page("attention_page", tmp_path, capture="three.h5", layer="2", earlier="2")
+    assert test.selectbox(key="later").options == ["3"]
+
+
+def test_a_capture_without_attention_says_what_it_lacks(tmp_path: Path) -> None:
+    batch = episodes()
+    kept = {key: array for key, array in batch.sites.items() if key[1] == "hook_resid_pre"}
+    write_capture(tmp_path / "resid.h5", [replace(batch, sites=kept, heads={})])
+    (error,) = page("attention_page", tmp_path, capture="resid.h5").error
+    assert error.value.startswith("a capture must hold attn.hook_pattern to draw it")
+
+
+# The folder
+
+
+@pytest.mark.parametrize("module", ["attention_page", "probe_page"])
+@pytest.mark.parametrize("name", ["cut.h5", "half.h5"])
+def test_a_capture_that_does_not_open_shows_its_line(module: str, name: str, folder: Path) -> None:
+    with pytest.raises(UserError) as problem:
+        Capture(folder / name)
+    names = ("expert_overlap",) if module == "probe_page" else ()
+    test = page(module, folder, *names, capture=name)
+    assert [error.value for error in test.error] == [str(problem.value)]
+    assert not test.get("plotly_chart")
+
+
+def main_page(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, **query: str) -> AppTest:
+    monkeypatch.setattr(sys, "argv", ["app/main.py", *(arguments or ("--captures", str(folder)))])
+    test = AppTest.from_file(str(APP / "main.py"), default_timeout=60)
+    test.query_params.update(query)
+    test.run()
+    assert not test.exception, test.exception[0].message
+    return test
+
+
+def test_the_runs_page_lists_what_opens_and_says_why_the_others_do_not(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(folder, tmp_path / "captures", ignore=shutil.ignore_patterns("*.results"))
+    monkeypatch.setattr(sys, "argv", ["probes.expert_overlap", "--capture", str(folder / "looped.h5"), "--json"])
+    catalog.load("expert_overlap").main()
+    test = main_page(folder, monkeypatch, capture="looped.h5")
+    listed = test.dataframe[0].value
+    looped = Capture(folder / "looped.h5")
+    assert listed["capture"].tolist() == ["baseline.h5", "looped.h5"]
+    assert listed["digest"].tolist()[1] == looped.digest[:12]
+    assert listed["results"].tolist() == [0, 1]
+    assert listed["samples"].tolist() == ["3 dyck", "3 dyck"]
+    assert listed["network"].tolist()[1] == "4 layers, looped 2-3, 2 visits; 4 heads; 2 of 8 experts"
+    assert "go on with: record half" in test.warning[1].value
+    assert "cut.h5" in test.warning[0].value
+    assert test.code[0].value == "record looped"
+    assert test.get("page_link")[0].proto.label == "Experts across visits"
+    assert test.dataframe[1].value["site"].tolist() == list(looped.sites)
+
+
+def test_results_that_are_broken_or_of_another_capture_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_capture(tmp_path / "run.h5", [episodes()])
+    results = tmp_path / "run.results"
+    results.mkdir()
+    (results / "a.json").write_text("{")
+    other = {"probe": "x", "title": "X", "options": {}, "command": "", "networks": [{"digest": "0"}]}
+    (results / "b.json").write_text(json.dumps(other))
+    test = main_page(tmp_path, monkeypatch, capture="run.h5")
+    assert [warning.value for warning in test.warning] == [
+        f"a result must be the JSON that a probe wrote; got {results / 'a.json'}: measure it again",
+        f"a result must be of this capture; got {results / 'b.json'} of another: measure it again",
+    ]
+
+
+def test_an_empty_folder_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = main_page(tmp_path, monkeypatch)
+    assert test.code[0].value == RECORD.format(folder=tmp_path)
+    for line in RECORD.format(folder=tmp_path).splitlines():
+        parsed = parsed_record(line)
+        assert parsed.out.parent == tmp_path
+    assert page("attention_page", tmp_path).code[0].value == RECORD.format(folder=tmp_path)
+
+
+def parsed_record(line: str):
+    import tyro
+
+    from cache.record import RecordOptions
+
+    return tyro.cli(RecordOptions, args=line.split()[3:])
+
+
+def test_a_wrong_argument_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = main_page(folder, monkeypatch, "--folder", "x")
+    assert [error.value for error in test.error] == ["what follows `--` must be `--captures DIR`; got --folder x"]
+
+
+def test_a_folder_of_captures_that_is_a_file_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (folder / "looped.h5", folder / "looped.h5" / "below"):
+        test = main_page(folder, monkeypatch, "--captures", str(path))
+        said = f"the folder of captures must be readable; got {path}: Not a directory"
+        assert [error.value for error in test.error] == [said]
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o444, 0o111])
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_folder_of_captures_without_permission_is_one_line(tmp_path: Path, mode: int, below: str) -> None:
+    """As a user without rights: root may read everything."""
+    (tmp_path / "locked" / "below").mkdir(mode=0o700, parents=True)
+    (tmp_path / "locked").chmod(mode)
+
+    def refused() -> None:
+        os.chdir(tmp_path)
+        if os.getuid() == 0:
+            os.setuid(65534)
+        path = Path("locked") / below
+        with pytest.raises(UserError, match=f"the folder of captures must be readable; got {path}: Permission denied"):
+            capture_names(path)
+
+    assert Child(refused).wait() == (0, "")
+
+
+def test_a_link_to_a_capture_that_is_gone_says_so(folder: Path) -> None:
+    (error,) = page("attention_page", folder, capture="gone.h5").error
+    assert "got gone.h5: choose one" in error.value
+    assert "looped.h5" in error.value
+
+
+# The source
+
+
+def test_the_first_page_imports_neither_torch_nor_what_brings_it(folder: Path) -> None:
+    script = (
+        "import sys; from streamlit.testing.v1 import AppTest; "
+        f"sys.argv = ['app/main.py', '--captures', {str(folder)!r}]; "
+        f"test = AppTest.from_file({str(APP / 'main.py')!r}, default_timeout=60); "
+        "test.query_params['capture'] = 'looped.h5'; test.run(); assert test.dataframe and not test.exception; "
+        "print(sorted({'torch', 'transformer_lens', 'nnsight', 'transformers'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert ended.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("path", sorted(APP.glob("*.py")), ids=lambda path: path.name)
+def test_a_page_does_no_arithmetic(path: Path) -> None:
+    arithmetic = (ast.Add, ast.Sub, ast.Mult, ast.Mod, ast.Pow, ast.FloorDiv, ast.MatMult)
+    tree = ast.parse(path.read_text())
+    found = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, arithmetic)]
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert not found
+    assert not imported & {"numpy", "math", "statistics"}
+
+
+def test_no_file_of_the_app_hides_a_module() -> None:
+    # `streamlit run app/main.py` puts app/ before everything else on the path.
+    names = {path.stem for path in APP.glob("*.py")} - {"__init__"}
+    packages = {path.parent.name for path in APP.parent.glob("*/__init__.py")}
+    assert not names & (set(sys.stdlib_module_names) | packages | {"streamlit", "plotly", "pandas", "numpy"})

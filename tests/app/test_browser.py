@@ -1,0 +1,191 @@
+"""The dashboard as a visitor meets it: `streamlit run app/main.py` in Chromium."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+
+from cache.parts import write_capture
+from probes.running import catalog
+from tests.support.app_captures import episodes
+from tests.support.planted import BASELINE, LOOPED
+
+ROOT = Path(__file__).parents[2]
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+NUMBERS = {"Budget calculator": "budget", "Matching": "matching", "Scaling": "scaling", "Serving": "serving"}
+"""Pages without a capture, by title: their commands."""
+
+
+def chromium() -> str:
+    """The browser's path. Ends the test run with one line when there is none."""
+    named = os.environ.get("CHROMIUM", "")
+    found = shutil.which(named or "chromium")
+    if found is None:
+        got = f"CHROMIUM={named}, which is none" if named else "none on the path"
+        pytest.exit(f"browser tests need Chromium; got {got}: install it, or set CHROMIUM to its path", returncode=4)
+    return found
+
+
+def test_without_a_browser_the_run_ends_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHROMIUM", "/nowhere/chromium")
+    with pytest.raises(pytest.exit.Exception, match="browser tests need Chromium; got CHROMIUM=/nowhere/chromium"):
+        chromium()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = chromium()
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=path, args=QUIET)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the dashboard is served."""
+    folder = tmp_path_factory.mktemp("captures")
+    write_capture(folder / "looped.h5", [episodes(LOOPED)])
+    write_capture(folder / "baseline.h5", [episodes(BASELINE)])
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port)]
+    with subprocess.Popen([*command, "--", "--captures", str(folder)], cwd=ROOT, stdout=subprocess.DEVNULL) as server:
+        try:
+            wait_for(f"http://localhost:{port}/_stcore/health", server)
+            yield f"http://localhost:{port}"
+        finally:
+            server.terminate()
+
+
+def wait_for(url: str, server: "subprocess.Popen[bytes]") -> None:
+    for _ in range(600):
+        assert server.poll() is None, "the server ended"
+        try:
+            with urlopen(url):
+                return
+        except URLError:
+            time.sleep(0.1)
+    raise AssertionError(f"{url} did not answer within a minute")
+
+
+class Visitor:
+    """One visitor's page, and what went wrong on it."""
+
+    def __init__(self, browser: Browser) -> None:
+        self.page: Page = browser.new_context(viewport={"width": 1440, "height": 1000}).new_page()
+        self.page.set_default_timeout(60_000)
+        self.complaints: list[str] = []
+        self.page.on("console", self._console)
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", self._request)
+
+    def _console(self, message: ConsoleMessage) -> None:
+        # Below a page's path Streamlit's client looks for its server there before it asks at the root.
+        if message.type == "error" and "/_stcore/" not in message.location["url"]:
+            self.complaints.append(message.text)
+
+    def _request(self, request: Request) -> None:
+        url = urlsplit(request.url)
+        if url.scheme in ("http", "https", "ws") and url.hostname != "localhost":
+            self.complaints.append(f"asked {url.hostname}")
+
+    def open(self, url: str) -> None:
+        self.page.goto(url)
+        self.settle()
+
+    def follow(self, title: str) -> None:
+        """The link of that name in the navigation."""
+        self.page.get_by_test_id("stSidebarNav").get_by_role("link", name=title, exact=True).click()
+        self.settle(title)
+
+    def choose(self, name: str, option: str) -> None:
+        self.page.get_by_role("combobox", name=name).click()
+        self.page.get_by_role("option", name=option, exact=True).click()
+        self.settle()
+
+    def type(self, name: str, text: str) -> None:
+        box = self.page.get_by_role("spinbutton", name=name)
+        box.fill(text)
+        box.press("Enter")
+
+    def settle(self, title: str = "") -> None:
+        """Wait until the script has run and everything on the page is drawn; nothing may have gone wrong."""
+        if title:
+            self.page.get_by_role("heading", level=1, name=title, exact=True).wait_for()
+        self.page.wait_for_timeout(300)  # the run that a click asks for has begun
+        self.page.locator('[data-testid=stApp][data-test-script-state="notRunning"]').wait_for()
+        self.page.wait_for_function("!document.querySelector('[data-testid=stSkeleton]')")
+        assert self.page.get_by_test_id("stException").count() == 0
+        assert self.page.get_by_test_id("stAlert").count() == 0
+        assert not self.complaints
+
+    def choices(self) -> list[str]:
+        """What every widget of the sidebar shows."""
+        return [box.input_value() for box in self.page.get_by_test_id("stSidebar").locator("input").all()]
+
+    def command(self) -> str:
+        return self.page.get_by_test_id("stCode").last.inner_text().strip()
+
+
+@pytest.mark.browser
+def test_every_page_opens_and_its_address_gives_the_same_view(address: str, browser: Browser) -> None:
+    visitor = Visitor(browser)
+    visitor.open(address)
+    assert visitor.page.get_by_role("heading", level=1).inner_text() == "Runs"
+    assert visitor.page.url.endswith("?capture=looped.h5")  # the first that visits a layer twice
+    visitor.choose("Capture", "baseline.h5")
+    assert visitor.page.url.endswith("?capture=baseline.h5")
+    visitor.choose("Capture", "looped.h5")
+
+    for name in catalog.NAMES:
+        visitor.follow(catalog.load(name).TITLE)
+        visitor.page.locator("[data-testid=stPlotlyChart] .main-svg").first.wait_for()
+        assert visitor.page.url == f"{address}/{name}?capture=looped.h5"
+        assert f"probes.{name} --capture" in visitor.command()
+
+    for title, module in NUMBERS.items():
+        visitor.follow(title)
+        assert visitor.page.url == f"{address}/{module}"
+        assert visitor.command().startswith(f"python -m smelt_interp.{module} ")
+        assert visitor.page.get_by_role("combobox", name="Capture").count() == 0
+
+    visitor.follow(catalog.load("attention_sink").TITLE)
+    visitor.type("T min", "2")
+    visitor.page.get_by_role("button", name="Measure").click()
+    visitor.settle()
+    assert visitor.command().endswith("--t-min 2")
+    other = Visitor(browser)
+    other.open(visitor.page.url)
+    assert (other.choices(), other.command()) == (visitor.choices(), visitor.command())
+
+    visitor.follow("Attention, both visits")
+    visitor.choose("Layer", "3")
+    visitor.choose("Head", "4")
+    visitor.type("Sample", "2")
+    visitor.settle()
+    assert visitor.choices() == ["looped.h5", "2", "3", "4"]
+    other.open(visitor.page.url)
+    assert other.choices() == visitor.choices()
+    maps = other.page.locator("[data-testid=stPlotlyChart] .hm")
+    maps.first.wait_for()
+    assert maps.count() == 3

@@ -1,0 +1,405 @@
+"""What is recorded is what the network computed; a recording ends and goes on as the command line says."""
+
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cache import record as record_module
+from cache.batch import Batch
+from cache.layout import Contents
+from cache.parts import Recording
+from cache.record import DEFAULT_SITES, record, run_batches, weights_digest
+from cache.store import Capture, parts_folder
+from cache.verify import verify
+from model.network import LoopedMoE
+from smelt_interp.data.datasets import DataOptions, load_samples
+from smelt_interp.errors import UserError, run_command
+from smelt_interp.sites import SITES, hook_name
+from tests.cache.test_parts import limit_files_after
+from tests.support.forked import Child, killed_after
+from tests.support.planted import LOOPED, text_samples
+from tests.support.planted_captures import contents
+
+PATTERN, KEYS, RESULT = "attn.hook_pattern", "attn.hook_k", "mlp.hook_expert_result"
+
+
+@pytest.fixture(scope="module")
+def network() -> LoopedMoE:
+    return LoopedMoE(LOOPED, seed=3)
+
+
+@pytest.fixture(scope="module")
+def ckpt(tmp_path_factory: pytest.TempPathFactory, network: LoopedMoE) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    network.save_pretrained(folder, readme="A tiny network.\n")
+    return folder
+
+
+def values(batches: list[Batch], suffix: str, step: int) -> np.ndarray:
+    return np.concatenate([batch.sites[step, suffix] for batch in batches])
+
+
+# Running
+
+
+def test_batches_hold_what_the_hooks_saw(network: LoopedMoE) -> None:
+    samples = text_samples(4, padding=3)
+    (batch,) = run_batches(network, samples, tuple(SITES), batch_size=4)
+    tokens_BT = torch.from_numpy(samples.ids_NT.astype(np.int64))
+    logits_BTW, cache = network.run_with_cache(tokens_BT, head_results=True, expert_results=True)
+    assert {key[1] for key in batch.sites} == set(SITES)
+    for (step, suffix), recorded in batch.sites.items():
+        assert np.array_equal(recorded, cache[hook_name(step, suffix)].numpy()), suffix
+    assert np.array_equal(batch.argmax_BT, logits_BTW.argmax(-1))
+    assert (batch.plan, batch.config) == (network.plan, LOOPED)
+
+
+def test_log_probabilities_are_of_the_next_token_and_0_where_there_is_none(network: LoopedMoE) -> None:
+    samples = text_samples(3, padding=2)
+    (batch,) = run_batches(network, samples, (), batch_size=3)
+    with torch.no_grad():
+        probability_BTW = network(torch.from_numpy(samples.ids_NT.astype(np.int64))).double().softmax(-1).numpy()
+    for row in range(3):
+        for position in range(12):
+            if position + 1 < samples.length_N[row]:
+                expected = np.log(probability_BTW[row, position, samples.ids_NT[row, position + 1]])
+                assert abs(batch.logprob_BT[row, position] - expected) < 1e-5
+            else:
+                assert batch.logprob_BT[row, position] == 0
+
+
+def test_packed_documents_do_not_see_each_other(network: LoopedMoE) -> None:
+    samples = text_samples(2)
+    starts_NT = np.where(np.arange(12) < 5, 0, 5).astype(np.int32) + np.zeros((2, 1), np.int32)
+    (batch,) = run_batches(network, replace(samples, segment_start_NT=starts_NT), [PATTERN], batch_size=2)
+    assert (batch.sites[4, PATTERN][:, :, 5:, :5] == 0).all()
+    assert (batch.sites[4, PATTERN][:, :, 4, 0] > 0).all()
+
+
+def test_a_batch_depends_on_its_own_rows_alone(network: LoopedMoE) -> None:
+    """Equal to the bit whatever ran before it; where the last batch is filled up, within rounding."""
+    samples = text_samples(11, 20)
+    whole = list(run_batches(network, samples, DEFAULT_SITES, batch_size=4))
+    (second,) = run_batches(network, samples, DEFAULT_SITES, batch_size=4, rows=[4, 5, 6, 7])
+    (short,) = run_batches(network, samples, DEFAULT_SITES, batch_size=4, rows=[4, 5])
+    assert [len(batch.samples) for batch in (*whole, second, short)] == [4, 4, 3, 4, 2]
+    for key, array in whole[1].sites.items():
+        assert np.array_equal(second.sites[key], array)
+        assert np.abs(short.sites[key] - array[:2]).max() < 1e-6
+    assert np.array_equal(second.logprob_BT, whole[1].logprob_BT)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_batch_sizes_agree(network: LoopedMoE, batch_size: int) -> None:
+    samples = text_samples(8, 20)
+    ours = list(run_batches(network, samples, [PATTERN, "hook_resid_post"], batch_size=batch_size))
+    eight = list(run_batches(network, samples, [PATTERN, "hook_resid_post"], batch_size=8))
+    for suffix in (PATTERN, "hook_resid_post"):
+        for step in range(6):
+            assert np.abs(values(ours, suffix, step) - values(eight, suffix, step)).max() < 1e-6
+    assert np.concatenate([batch.sample_ids for batch in ours]).tolist() == list(range(8))
+
+
+def test_filters_keep_the_same_numbers(network: LoopedMoE) -> None:
+    samples = text_samples(6)
+    whole = list(run_batches(network, samples, [PATTERN, KEYS, "hook_resid_post"], batch_size=6))
+    filters = {"layers": [1, 2], "visits": [1], "heads": [1], "rows": [4, 0]}
+    (some,) = run_batches(network, samples, [PATTERN, KEYS, "hook_resid_post"], batch_size=6, **filters)
+    assert some.sample_ids.tolist() == [0, 4]
+    assert {step for step, _ in some.sites} == {3, 4}
+    assert some.heads == {PATTERN: (1,), KEYS: (0,)}
+    rows = [0, 4]
+    for step in (3, 4):
+        expected = {
+            PATTERN: values(whole, PATTERN, step)[rows][:, [1]],
+            KEYS: values(whole, KEYS, step)[rows][:, :, [0]],
+            "hook_resid_post": values(whole, "hook_resid_post", step)[rows],
+        }
+        for suffix, array in expected.items():
+            assert some.sites[step, suffix].shape == array.shape
+            assert np.abs(some.sites[step, suffix] - array).max() < 1e-6
+
+
+def test_batches_are_let_go(network: LoopedMoE) -> None:
+    batches = run_batches(network, text_samples(6), [PATTERN], batch_size=2)
+    first = weakref.ref(next(batches).sites[0, PATTERN])
+    next(batches)
+    assert first() is None
+
+
+def test_what_cannot_be_run(network: LoopedMoE) -> None:
+    samples = text_samples(3)
+    for options, match in (
+        ({"rows": [3]}, r"rows must be 0 to 2; got 3"),
+        ({"batch_size": 0}, r"batch_size must be at least 1; got 0"),
+        ({"heads": [4]}, r"heads must be 0 to 3, counted from 0; got 4"),
+    ):
+        with pytest.raises(UserError, match=match):
+            run_batches(network, samples, [PATTERN], **options)
+    with pytest.raises(UserError, match="a site must be one of the hook suffixes"):
+        run_batches(network, samples, ["attn.pattern"])
+    with pytest.raises(UserError, match="a row must be at most the context of 64 tokens; got 65"):
+        next(run_batches(network, text_samples(2, 65), [PATTERN]))
+
+
+# Recording
+
+
+def test_a_capture_holds_what_runs(tmp_path: Path, network: LoopedMoE) -> None:
+    samples = text_samples(7, padding=2)
+    capture = record(
+        network, samples, tmp_path / "a.h5", batch_size=3, dtype="float32", visits=[1], suffixes=tuple(SITES)
+    )
+    running = list(run_batches(network, samples, tuple(SITES), batch_size=3, visits=[1]))
+    read = list(capture.batches(tuple(SITES), 3))
+    for ours, theirs in zip(read, running, strict=True):
+        assert ours.sites.keys() == theirs.sites.keys()
+        assert all(np.array_equal(ours.sites[key], theirs.sites[key]) for key in ours.sites)
+        assert ours.samples.digest() == theirs.samples.digest()
+        assert ours.heads == theirs.heads
+        for name in ("logprob_BT", "argmax_BT", "sample_ids"):
+            assert np.array_equal(getattr(ours, name), getattr(theirs, name))
+    assert verify(capture.path).samples == 7
+
+
+def test_the_request_says_what_fixes_the_numbers(tmp_path: Path, network: LoopedMoE) -> None:
+    capture = record(network, text_samples(3), tmp_path / "a.h5", batch_size=2, rows=[0, 2], source={"seed": 7})
+    request = capture.request
+    assert request["weights"] == weights_digest(network) != weights_digest(LoopedMoE(LOOPED, seed=4))
+    assert (request["batch_shape"], request["threads"], request["seed"]) == ([2, 12], 1, 7)
+    assert request["experts"] == {"backend": "torch", "fp_fusion": True}
+    assert (request["dtype"], request["device"]) == ("float16", "cpu")
+    assert capture.sample_ids.tolist() == [0, 2]
+    assert capture.sites == tuple(suffix for suffix in SITES if suffix in DEFAULT_SITES)
+
+
+def test_a_capture_of_an_edited_network_says_so(tmp_path: Path, network: LoopedMoE) -> None:
+    samples, name = text_samples(4), hook_name(3, "hook_mlp_out")
+    with network.hooks(fwd_hooks=[(name, lambda x, hook: 0 * x)]):
+        capture = record(network, samples, tmp_path / "a.h5", suffixes=["hook_mlp_out"])
+    assert not capture.read("hook_mlp_out", 3).any()
+    assert capture.request["hooked"] == [name]
+    with pytest.raises(UserError, match="a capture must not replace another"):
+        record(network, samples, tmp_path / "a.h5", suffixes=["hook_mlp_out"])
+
+
+def test_who_watches_is_told_what_is_done(tmp_path: Path, network: LoopedMoE) -> None:
+    told: list[object] = []
+
+    def watch(contents: Contents, remaining: int) -> Callable[[int], None]:
+        told.append((len(contents.samples), remaining))
+        return told.append
+
+    record(network, text_samples(5), tmp_path / "a.h5", suffixes=[PATTERN], batch_size=2, watch=watch)
+    record(network, text_samples(5), tmp_path / "a.h5", suffixes=[PATTERN], batch_size=2, watch=watch)
+    assert told == [(5, 3), 1, 2, 3, (5, 0)]
+
+
+def test_bfloat16_keeps_its_bits(tmp_path: Path) -> None:
+    network = LoopedMoE(LOOPED, seed=3).bfloat16()
+    capture = record(network, text_samples(2), tmp_path / "a.h5", suffixes=[PATTERN, KEYS], batch_size=2)
+    with capture.file("read") as file:
+        assert (file[KEYS].dtype, file[KEYS].attrs["torch_dtype"]) == (np.uint16, b"bfloat16")
+        assert (file[PATTERN].dtype, "torch_dtype" in file[PATTERN].attrs) == (np.float16, False)
+    (batch,) = run_batches(network, text_samples(2), [PATTERN, KEYS], batch_size=2)
+    assert np.array_equal(capture.read(KEYS, 3), batch.sites[3, KEYS])
+    (read,) = capture.batches([KEYS])
+    assert read.bfloat16 == {KEYS}
+
+
+def test_a_value_beyond_float16_stops_with_the_site_and_the_way_out(tmp_path: Path) -> None:
+    network = LoopedMoE(LOOPED, seed=3)
+    with torch.no_grad():
+        network.embed.weight[97:123] = 1e5
+    options = {"suffixes": ["hook_resid_pre"], "batch_size": 2}
+    with pytest.raises(UserError, match=r"values of hook_resid_pre must fit float16.*record with --dtype float32"):
+        record(network, text_samples(2), tmp_path / "a.h5", **options)
+    assert not (tmp_path / "a.h5").exists()
+    capture = record(network, text_samples(2), tmp_path / "b.h5", dtype="float32", **options)
+    assert capture.read("hook_resid_pre", 0).max() == np.float32(1e5)
+
+
+# The command line
+
+
+def command(ckpt: Path, out: Path | str, *more: str) -> list[str]:
+    return [*shlex.split(f"--ckpt {ckpt} --out {out} --samples 12 --length 60 --shots 2 --batch-size 2"), *more]
+
+
+def run_main(arguments: list[str]) -> None:
+    """The command in this process, as `python -m cache.record` runs it."""
+    sys.argv = ["cache.record", *arguments]
+    run_command(record_module.main)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, ckpt: Path) -> Path:
+    out = tmp_path_factory.mktemp("uninterrupted") / "a.h5"
+    assert Child(partial(run_main, command(ckpt, out))).wait() == (0, "")
+    return out
+
+
+def test_the_command_records_the_data_it_names(ckpt: Path, uninterrupted: Path, network: LoopedMoE) -> None:
+    capture = Capture(uninterrupted)
+    options = DataOptions(samples=12, length=60, shots=(2,))
+    assert capture.samples.digest() == load_samples(options, 64).digest()
+    assert capture.request["checkpoint"] == "tiny"
+    assert capture.request["weights"] == weights_digest(network)
+    assert isinstance(capture.request["data"], dict)
+    assert capture.request["data"]["pairing"] == "episode"
+    assert capture.sites == tuple(suffix for suffix in SITES if suffix in DEFAULT_SITES)
+
+
+def test_the_same_command_gives_the_same_bytes(
+    tmp_path: Path, ckpt: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    files = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        run_main(command(ckpt, "a.h5", "--visits", "2", "--heads", "1", "--sites", PATTERN, KEYS))
+        files.append(Path("a.h5").read_bytes())
+        time.sleep(1.1 if name == "one" else 0)  # a time stamp in the file would differ
+    assert files[0] == files[1]
+    out = capfd.readouterr().out
+    # 12 samples, 2 steps, one head: T x T of attention and T x 6 of keys, 2 bytes each; T is the longest row.
+    capture = Capture(tmp_path / "one" / "a.h5")
+    num_tokens = capture.samples.ids_NT.shape[1]
+    size = 12 * 2 * 2 * (num_tokens**2 + 6 * num_tokens) + 12 * num_tokens * 17
+    assert f"12 samples, 2 sites, about {size}B in parts and as much again in the file" in out
+    assert capture.kept[PATTERN] == ((3, 4), (0,))
+    assert capture.command.startswith("python -m cache.record --ckpt ")
+
+
+def test_the_untrained_network_is_of_the_given_seed(tmp_path: Path, ckpt: Path) -> None:
+    arguments = command(ckpt, tmp_path / "a.h5", "--untrained", "--untrained-seed", "5", "--sites", KEYS)
+    assert Child(partial(run_main, arguments)).wait() == (0, "")
+    request = Capture(tmp_path / "a.h5").request
+    assert (request["weights"], request["untrained_seed"]) == (weights_digest(LoopedMoE(LOOPED, seed=5)), 5)
+
+
+def test_killed_at_random_moments_and_gone_on_with(tmp_path: Path, ckpt: Path, uninterrupted: Path) -> None:
+    out, delays = tmp_path / "a.h5", []
+    for _ in range(12):
+        delays.append(random.uniform(0, 0.6))
+        code, errors = killed_after(delays[-1], partial(run_main, command(ckpt, out)))
+        assert code in (0, -signal.SIGKILL), (errors, delays)
+        if code == 0:
+            break
+    if not out.exists():
+        assert Child(partial(run_main, command(ckpt, out))).wait()[0] == 0, delays
+    assert contents(out) == contents(uninterrupted), delays
+    verify(out)
+
+
+def slowly(work: Callable[[], None], pause: float) -> None:
+    """Do the work with a pause before each part is written."""
+    add = Recording.add
+
+    def paused(self: Recording, batch: Batch) -> None:
+        time.sleep(pause)
+        add(self, batch)
+
+    Recording.add = paused
+    work()
+
+
+def test_ctrl_c_ends_with_130_and_the_command_to_go_on(tmp_path: Path, ckpt: Path, uninterrupted: Path) -> None:
+    out = tmp_path / "a.h5"
+    arguments = command(ckpt, out)
+    child = Child(partial(slowly, partial(run_main, arguments), 0.05))
+    while len(list(parts_folder(out).glob("*-*.h5"))) < 2:
+        assert child.running()
+        time.sleep(0.005)
+    child.send(signal.SIGINT)
+    code, errors = child.wait()
+    assert code == 130, errors
+    assert errors == (
+        f"finished parts stay in {parts_folder(out)}; to go on: "
+        f"{shlex.join(['python', '-m', 'cache.record', *arguments])}\ninterrupted\n"
+    )
+    assert 2 <= len(list(parts_folder(out).glob("*-*.h5"))) < 6
+    assert Child(partial(run_main, arguments)).wait() == (0, "")
+    assert contents(out) == contents(uninterrupted)
+
+
+def test_a_full_disk_ends_with_1_and_the_command_to_go_on(tmp_path: Path, ckpt: Path, uninterrupted: Path) -> None:
+    out = tmp_path / "a.h5"
+    arguments = command(ckpt, out)
+    code, errors = Child(partial(limit_files_after, partial(run_main, arguments), 3, 1000)).wait()
+    assert code == 1, errors
+    first, second = errors.splitlines()
+    assert first.endswith(f"to go on: {shlex.join(['python', '-m', 'cache.record', *arguments])}")
+    assert second.startswith("error: File too large")
+    assert len(list(parts_folder(out).glob("*-*.h5"))) == 3
+    assert Child(partial(run_main, arguments)).wait() == (0, "")
+    assert contents(out) == contents(uninterrupted)
+
+
+def test_bad_input_ends_with_2_and_writes_nothing(tmp_path: Path, ckpt: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cases = [
+        (command(tmp_path / "none", tmp_path / "a.h5"), "a checkpoint must be a folder"),
+        (command(ckpt, tmp_path / "file" / "a.h5"), "the output folder must be writable; got "),
+        (command(ckpt, tmp_path / "a.hdf"), "a capture's name must end in .h5; got "),
+        (command(ckpt, tmp_path / "a.h5", "--visits", "3"), "visits must be 1 to 2, counted from 1; got 3"),
+        (command(ckpt, tmp_path / "a.h5", "--layers", "0"), "layers must be 1 to 4, counted from 1; got 0"),
+        (command(ckpt, tmp_path / "a.h5", "--heads", "5"), "heads must be 1 to 4, counted from 1; got 5"),
+        (command(ckpt, tmp_path / "a.h5", "--rows", "12"), "rows must be 0 to 11; got 12"),
+        (command(ckpt, tmp_path / "a.h5", "--sites", "hook_q"), "a site must be one of the hook suffixes of a step"),
+        (command(ckpt, tmp_path / "a.h5", "--batch-size", "0"), "batch_size must be at least 1; got 0"),
+        (command(ckpt, tmp_path / "a.h5", "--samples", "0"), "samples must be at least 1; got 0"),
+        (command(ckpt, tmp_path / "a.h5", "--shots", "4"), "Dyck shots must be at most 3, the largest number that"),
+        (command(ckpt, tmp_path / "a.h5", "--threads", "0"), "threads must be at least 1; got 0"),
+        (command(ckpt, tmp_path / "a.h5", "--untrained", "--untrained-seed", "-1"), "untrained-seed must be 0 to "),
+        (command(ckpt, tmp_path / "a.h5", "--untrained", "--untrained-seed", str(2**70)), "untrained-seed must be 0"),
+        (command(ckpt, tmp_path / f"{'a' * 300}.h5"), "a capture's name must have at most 230 bytes; got 303"),
+        (command(ckpt, tmp_path / ("a" * 300) / "a.h5"), "File name too long: "),
+        (
+            command(ckpt, tmp_path / "a.h5", "--layers", "1", "--visits", "2"),
+            "the chosen layers must run on the chosen visits; got layers [1] and visits [2], counted from 1: ",
+        ),
+        (
+            [*command(ckpt, tmp_path / "a.h5"), "--data", "verse"],
+            "data must be one of dyck, code, prose, math, backcopy",
+        ),
+    ]
+    for arguments, start in cases:
+        code, errors = Child(partial(run_main, arguments)).wait()
+        assert (code, errors.count("\n")) == (2, 1), (arguments, errors)
+        assert errors.startswith(f"error: {start}"), errors
+    assert Child(partial(run_main, [*command(ckpt, tmp_path / "a.h5"), "--dtype", "float8"])).wait()[0] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_another_recording_under_the_same_name_is_refused(tmp_path: Path, ckpt: Path, uninterrupted: Path) -> None:
+    out = Path(shutil.copy(uninterrupted, tmp_path / "a.h5"))
+    code, errors = Child(partial(run_main, command(ckpt, out, "--seed", "1"))).wait()
+    assert code == 2
+    assert "a capture must not replace another" in errors
+    assert Child(partial(run_main, command(ckpt, out))).wait() == (0, "")
+    assert out.read_bytes() == uninterrupted.read_bytes()
+
+
+def test_help_does_not_import_torch() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "cache.record", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--untrained-seed" in shown.stdout
+    imported = {line.rsplit("|")[-1].strip().split(".")[0] for line in shown.stderr.splitlines()}
+    assert "h5py" in imported
+    assert not imported & {"torch", "transformer_lens", "nnsight", "transformers"}

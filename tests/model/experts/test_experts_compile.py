@@ -1,0 +1,18 @@
+"""Every configuration of the Triton kernels compiles for GPUs that are not there, and fits them."""
+
+import pytest
+
+from model.experts.compile_ahead import SHARED_MEMORY_LIMIT, compile_for, configurations
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("capability", sorted(SHARED_MEMORY_LIMIT))
+def test_every_configuration_compiles_without_spills_within_shared_memory(capability):
+    table = [(item, compile_for(item, capability)) for item in configurations()]
+    assert len(table) == 73
+    spilling = [(item.name, item.dtype, item.tile) for item, needs in table if needs.spilled_bytes]
+    too_large = [
+        (item.name, item.tile) for item, needs in table if needs.shared_bytes > SHARED_MEMORY_LIMIT[capability]
+    ]
+    assert not spilling
+    assert not too_large

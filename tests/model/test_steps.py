@@ -1,0 +1,141 @@
+"""Steps over shared layers: replaced, copied, pickled, compiled and sharded, it stays one network."""
+
+import io
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from model.layer import Layer
+from model.network import LoopedMoE
+from smelt_interp.errors import UserError
+from tests.support.networks import TINY, VARIANTS, random_tokens, tiny_network
+
+
+@torch.no_grad()
+def test_a_replaced_layer_is_used_at_every_visit():
+    network, other, tokens_BT = tiny_network(), tiny_network(seed=5), random_tokens()
+    expected = deepcopy(network)
+    expected.layers[2].load_state_dict(other.layers[2].state_dict())
+    before = network(tokens_BT)  # nothing is remembered of the layer that ran here
+    network.layers[2] = other.layers[2]
+    assert not torch.equal(network(tokens_BT), before)
+    assert torch.equal(network(tokens_BT), expected(tokens_BT))
+    assert network.blocks[2].layer is network.blocks[4].layer is other.layers[2]
+    assert torch.equal(network.blocks[4].attn.W_O, other.layers[2].attn.output_weight() / 2)
+    _, cache = network.run_with_cache(tokens_BT)
+    _, expected_cache = expected.run_with_cache(tokens_BT)
+    assert all(torch.equal(cache[name], expected_cache[name]) for name in expected_cache)
+
+
+def test_a_replaced_layer_leaves_nothing_behind():
+    """Neither saved nor pickled with the network."""
+    network = tiny_network()
+    for layer in range(4):
+        network.layers[layer] = Layer(TINY)
+    weights = sum(weight.numel() * 4 for weight in network.parameters())
+    assert len(pickle.dumps(network)) < 1.5 * weights
+
+
+def copied(network: LoopedMoE) -> LoopedMoE:
+    return deepcopy(network)
+
+
+def pickled(network: LoopedMoE) -> LoopedMoE:
+    return pickle.loads(pickle.dumps(network))
+
+
+def saved(network: LoopedMoE) -> LoopedMoE:
+    file = io.BytesIO()
+    torch.save(network, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("again", [copied, pickled, saved])
+@pytest.mark.parametrize("name", ["as the paper", "tied unembedding"])
+@torch.no_grad()
+def test_a_copy_is_a_network_of_its_own_with_its_own_loop(again, name):
+    network, tokens_BT = tiny_network(VARIANTS[name]), random_tokens()
+    before = network(tokens_BT)
+    copy = again(network)
+    assert torch.equal(copy(tokens_BT), before)
+    assert copy.blocks[1].layer is copy.blocks[3].layer is copy.layers[1]
+    for weight in copy.parameters():
+        weight.mul_(1.5)
+    assert torch.equal(network(tokens_BT), before)
+    changed = copy(tokens_BT)
+    _, cache = copy.run_with_cache(tokens_BT, names_filter="blocks.3.attn.hook_z")  # its hooks are its own too
+    assert not torch.equal(changed, before)
+    assert len(cache) == 1
+    assert not network.list_hooks()
+
+
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS.keys())
+def test_state_dict_holds_each_weight_once(config):
+    network = tiny_network(config)
+    state = network.state_dict()
+    assert len({weight.data_ptr() for weight in state.values()}) == len(state)
+    assert sum(weight.numel() for weight in state.values()) == sum(weight.numel() for weight in network.parameters())
+    assert set(state) == set(network.stored_weights())
+    assert not [name for name in state if name.startswith("blocks.")]
+    other = tiny_network(config, seed=3)
+    other.load_state_dict(state)
+    tokens_BT = random_tokens()
+    assert torch.equal(other(tokens_BT), network(tokens_BT))
+
+
+@torch.no_grad()
+def test_one_compiled_graph_equals_the_network(monkeypatch):
+    """`fullgraph` fails at any break. The graph is traced whole and run by ATen: generating code for it is torch's."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    network, tokens_BT = tiny_network(replace(TINY, num_layers=2, loop_start=0, loop_stop=1)), random_tokens()
+    compiled = network.compiled()
+    torch.testing.assert_close(compiled(tokens_BT), network(tokens_BT, attention="fast"), atol=1e-5, rtol=0)
+
+
+def test_a_compiled_network_refuses_hooks_and_bad_tokens():
+    network = tiny_network()
+    compiled = network.compiled()  # compiles at its first run, which never comes
+    with (
+        network.hooks(fwd_hooks=[("blocks.3.hook_resid_pre", lambda x, hook: None)]),
+        pytest.raises(UserError, match=r"must run without hooks; got one on 'blocks\.3\.hook_resid_pre'"),
+    ):
+        compiled(random_tokens())
+    with pytest.raises(UserError, match="token ids must be from 0 to 258; got 300"):
+        compiled(torch.tensor([[300]]))
+
+
+def test_layers_that_are_computed_again_in_the_backward_pass_give_the_same_gradients():
+    """Activation checkpointing wraps each layer; every visit is recomputed, to the bit."""
+    network, recomputed, tokens_BT = tiny_network(), tiny_network(), random_tokens()
+    runs = Counter()
+    for index, layer in enumerate(recomputed.layers):
+        layer.register_forward_pre_hook(lambda *_, index=index: runs.update([index]))
+        recomputed.layers[index] = checkpoint_wrapper(layer)
+    for each in (network, recomputed):
+        loss = each.loss(tokens_BT)
+        (loss.next_token + loss.balance).backward()
+    assert runs == {0: 2, 1: 4, 2: 4, 3: 2}
+    for weight, again in zip(network.parameters(), recomputed.parameters(), strict=True):
+        assert torch.equal(weight.grad, again.grad)
+
+
+def test_two_ranks_of_shards_equal_one_network():
+    """Logits, caches of every visit, and gradients, in processes of their own: `tests/support/sharded.py`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.sharded"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "2 ranks equal one\n"

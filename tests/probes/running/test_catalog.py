@@ -1,0 +1,40 @@
+"""Every probe of the catalog is a whole probe: its question, its options with help, its measure, figure and main."""
+
+from dataclasses import fields, is_dataclass
+from typing import get_type_hints
+
+import pytest
+
+from cache.record import DEFAULT_SITES
+from probes.running import catalog
+from smelt_interp.errors import UserError
+from smelt_interp.sites import SITES
+from tests.support.planted import BASELINE, LOOPED
+
+
+@pytest.mark.parametrize("name", catalog.NAMES)
+def test_a_probe_has_all_that_a_probe_has(name: str) -> None:
+    probe = catalog.load(name)
+    assert "?" in probe.__doc__.split("\n\n")[0], "the docstring opens with the probe's question"
+    assert probe.TITLE
+    assert is_dataclass(probe.Options)
+    assert probe.Options.__dataclass_params__.frozen
+    assert probe.Options() == probe.Options(), "every option has a default"
+    assert get_type_hints(probe.Options).keys() == {field.name for field in fields(probe.Options)}
+    assert all(callable(part) for part in (probe.measure, probe.figure, probe.main))
+
+
+@pytest.mark.parametrize("name", catalog.NAMES)
+def test_a_probe_reads_known_sites_of_any_network(name: str) -> None:
+    for config in (LOOPED, BASELINE):
+        assert set(catalog.load(name).needs(config)) <= set(SITES)
+
+
+def test_a_capture_with_default_sites_serves_every_probe() -> None:
+    read = {suffix for name in catalog.NAMES for suffix in catalog.load(name).needs(LOOPED)}
+    assert read <= set(DEFAULT_SITES)
+
+
+def test_a_name_that_is_no_probe_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"a probe must be one of .*; got 'atention_sink'; nearest: attention_sink"):
+        catalog.load("atention_sink")

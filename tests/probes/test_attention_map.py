@@ -1,0 +1,112 @@
+"""Attention maps: what is read, what is drawn, and what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cache.parts import write_capture
+from cache.store import Capture
+from probes.attention_map import (
+    ROLE_COLOURS,
+    attention_figure,
+    axis_names,
+    drawable,
+    read_patterns,
+    sample_text,
+    visible,
+)
+from smelt_interp.data.samples import Role
+from smelt_interp.data.tokenizer import BOS
+from smelt_interp.errors import UserError
+from tests.support.app_captures import VISIT_MASS, episodes
+from tests.support.planted import LOOPED, text_samples
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> Capture:
+    return write_capture(tmp_path_factory.mktemp("captures") / "run.h5", [episodes()], dtype="float32")
+
+
+def test_layers_come_with_their_visits(capture: Capture) -> None:
+    assert drawable(capture).visits == {1: (1,), 2: (1, 2), 3: (1, 2), 4: (1,)}
+    assert drawable(capture).heads == (1, 2, 3, 4)
+    assert drawable(capture).revisited() == [2, 3]
+
+
+def test_each_visit_gives_the_mass_that_was_planted_on_it(capture: Capture) -> None:
+    patterns = read_patterns(capture, sample=2, layer=3, head=4, visits=(1, 2))
+    for visit, mass in zip((1, 2), VISIT_MASS, strict=True):
+        np.testing.assert_allclose(patterns[visit][1:, 0], mass, atol=1e-6)
+    figure = attention_figure(patterns, capture.samples, sample=2)
+    length = int(capture.samples.length_N[1])
+    difference_TS = figure.data[2].z
+    assert difference_TS.shape == (length, length)
+    np.testing.assert_allclose(difference_TS[1:, 0], VISIT_MASS[1] - VISIT_MASS[0], atol=1e-6)
+    assert [trace.name for trace in figure.data[:3]] == ["visit 1", "visit 2", "visit 2 − visit 1"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"sample": 4}, "sample must be a recorded one, 1 to 3; got 4"),
+        ({"layer": 5}, "layer must be a recorded one, 1 to 4; got 5"),
+        ({"head": 0}, "head must be a recorded one, 1 to 4; got 0"),
+        ({"visits": (1, 3)}, "visit must be a recorded one, 1 to 2; got 3"),
+    ],
+)
+def test_what_was_not_recorded_is_refused(
+    capture: Capture, asked: dict[str, int | tuple[int, ...]], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        read_patterns(capture, **{"sample": 1, "layer": 2, "head": 1, "visits": (1,), **asked})
+
+
+def test_keys_out_of_sight_are_not_numbers() -> None:
+    # Two documents in one row: the second one begins at position 3.
+    seen_TS = ~np.isnan(visible(np.ones((5, 5)), np.array([0, 0, 0, 3, 3])))
+    expected = ["#....", "##...", "###..", "...#.", "...##"]
+    assert ["".join("#" if seen else "." for seen in row) for row in seen_TS] == expected
+
+
+def test_a_token_is_named_by_position_and_label_in_the_colour_of_its_role() -> None:
+    samples = text_samples(1, 4)
+    ids = np.array([[BOS, ord("<"), ord(" "), ord("x")]], np.int32)
+    names = axis_names(replace(samples, ids_NT=ids, length_N=np.array([3], np.int32)))
+    assert names == [
+        f'<span style="color:{ROLE_COLOURS[Role.BOS]}">1 <b>&lt;bos&gt;</b></span>',
+        f'<span style="color:{ROLE_COLOURS[Role.TEXT]}">2 <b>&lt;</b></span>',
+        f'<span style="color:{ROLE_COLOURS[Role.TEXT]}">3 <b>␣</b></span>',
+    ]
+
+
+def test_every_role_has_a_colour_of_its_own() -> None:
+    assert len(set(ROLE_COLOURS.values())) == len(Role)
+
+
+def test_padding_is_not_drawn(capture: Capture) -> None:
+    shortest = int(capture.samples.length_N.argmin())
+    patterns = read_patterns(capture, sample=shortest + 1, layer=1, head=1, visits=(1,))
+    (heatmap,) = (
+        trace for trace in attention_figure(patterns, capture.samples, shortest + 1).data if trace.type == "heatmap"
+    )
+    assert len(heatmap.x) == len(heatmap.y) == int(capture.samples.length_N[shortest])
+    assert not np.isnan(np.diag(heatmap.z)).any()
+
+
+def test_none_or_three_visits_are_no_picture(capture: Capture) -> None:
+    with pytest.raises(UserError, match="visits to draw must be one or two; got 0"):
+        attention_figure({}, capture.samples, 1)
+
+
+def test_a_sample_is_given_as_text(capture: Capture) -> None:
+    assert sample_text(capture, 2) == capture.text(1)
+
+
+def test_a_capture_without_attention_is_refused(tmp_path: Path) -> None:
+    batch = episodes(LOOPED)
+    kept = {key: array for key, array in batch.sites.items() if key[1] == "hook_resid_pre"}
+    other = write_capture(tmp_path / "resid.h5", [replace(batch, sites=kept, heads={})])
+    with pytest.raises(UserError, match=r"a capture must hold attn\.hook_pattern to draw it; .* holds hook_resid_pre"):
+        drawable(other)

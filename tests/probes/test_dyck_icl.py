@@ -1,0 +1,207 @@
+"""The Dyck probe scores planted answers as they were planted, by shots, and asks the same queries at every k."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cache.batch import Batch
+from cache.record import run_batches
+from model.generate import Sampling, generate
+from model.network import LoopedMoE
+from probes import dyck_icl
+from probes.dyck_icl import SCORES, Episodes, Options, measure
+from probes.running.source import take
+from smelt_interp.data.dyck import DyckOptions, dyck_samples
+from smelt_interp.data.dyck_scores import answer_start, exact_match, first_closer, floors, queries
+from smelt_interp.data.samples import Role, Samples, concatenate
+from smelt_interp.data.tokenizer import PAD, decode
+from smelt_interp.errors import UserError
+from tests.support.planted import LOOPED, pick, planted_batch, same_numbers, split_batch, text_samples
+from tests.support.planted_captures import planted_capture
+
+EXACT, FORCED, FIRST, LOSS = SCORES
+ALL = {"queries": "all"}
+
+
+def answered(samples: Samples, wrong: dict[int, str] | None = None, loss: float = 0.5) -> Batch:
+    """Every next token is guessed right, except in the rows of `wrong`: there the answer's `first`, `last` bracket or
+    its `newline` is not. Every answer token has a loss of `loss` nats, every other one of 9."""
+    argmax_BT = np.roll(samples.ids_NT, -1, axis=1).astype(np.int32)
+    for row, what in (wrong or {}).items():
+        positions = np.flatnonzero(samples.role_NT[row] == Role.ANSWER)
+        place = {"first": positions[0], "last": positions[-2], "newline": positions[-1]}[what]
+        argmax_BT[row, place - 1] = ord("x")
+    is_answer_BT = np.roll(samples.role_NT == Role.ANSWER, -1, axis=1)
+    logprob_BT = np.where(is_answer_BT, -loss, -9).astype(np.float32)
+    return planted_batch(LOOPED, samples, {}, argmax_BT=argmax_BT, logprob_BT=logprob_BT)
+
+
+def episodes(num: int = 8, shots: int = 1, seed: int = 0) -> Samples:
+    return dyck_samples(DyckOptions(pairing="episode", shots=shots, context=64, seed=seed), num)
+
+
+def test_what_was_answered_right_is_scored_right() -> None:
+    rows = measure([answered(episodes(), {0: "first", 1: "last", 2: "newline"})], Options()).rows()
+    wrong_first = 1 + (
+        len(np.flatnonzero(episodes().role_NT[1] == Role.ANSWER)) == 2
+    )  # a last bracket can be the first
+    expected = {EXACT: 5 / 8, FORCED: 6 / 8, FIRST: 1 - wrong_first / 8, LOSS: 0.5}
+    for score, value in expected.items():
+        found = pick(rows, quantity=score, **ALL)
+        assert found["value"] == pytest.approx(value, abs=1e-6)
+        assert found["n"] == 8
+        assert (found["rendering"], found["pairing"], found["shots"]) == ("compact", "episode", 1)
+    low, high = pick(rows, quantity=EXACT, **ALL)["low"], pick(rows, quantity=EXACT, **ALL)["high"]
+    assert 0.2 < float(str(low)) < 5 / 8 < float(str(high)) <= 1
+
+
+def test_the_same_answers_come_back_from_a_file(tmp_path: Path) -> None:
+    batch = answered(episodes(), {0: "first", 3: "newline"})
+    capture = planted_capture(tmp_path / "dyck.h5", batch)
+    assert same_numbers(
+        measure([batch], Options()).rows(), measure(capture.batches(dyck_icl.needs(LOOPED), 3), Options()).rows()
+    )
+
+
+def test_exact_match_is_that_of_greedy_generation() -> None:
+    # A network of token pairs, whose layers add nothing: `)` follows `:`, a newline follows `)`.
+    network = LoopedMoE(replace(LOOPED, width=64), seed=0)
+    with torch.no_grad():
+        for name, weight in network.stored_weights().items():
+            if name.endswith(("o_proj.weight", "w_out", "unembed.weight")):
+                weight.zero_()
+        network.embed.weight.sign_()
+        for token, following in ((":", ")"), (")", "\n")):
+            network.unembed.weight[ord(following)] = network.embed.weight[ord(token)]
+    samples = dyck_samples(DyckOptions(num_types=2, shots=1, max_total=8, context=64), 24)
+    rows = measure(run_batches(network, samples, ()), Options()).rows()
+    prompts = [ids_T[:start].tolist() for ids_T, start in zip(samples.ids_NT, answer_start(samples), strict=True)]
+    made = generate(network, prompts, Sampling(max_new_tokens=5, stop_token=ord("\n")))
+    asked = [(decode(np.array(tokens)), query) for tokens, query in zip(made, queries(samples), strict=True)]
+    exact = np.mean([exact_match(text, query, "compact") for text, query in asked])
+    assert 0 < exact < np.mean([first_closer(text, query, "compact") for text, query in asked]) < 1
+    assert pick(rows, quantity=EXACT, **ALL)["value"] == pytest.approx(exact)
+    assert pick(rows, quantity=FIRST, **ALL)["value"] == pytest.approx(
+        np.mean([first_closer(text, query, "compact") for text, query in asked])
+    )
+
+
+def test_episodes_are_grouped_by_shots_rendering_and_pairing() -> None:
+    full = dyck_samples(DyckOptions(rendering="full", pairing="standard", shots=0, max_total=4, context=160), 3)
+    samples = concatenate([episodes(4, 0), episodes(4, 2), full], PAD)
+    rows = measure([answered(samples, {4: "first", 5: "first"})], Options()).rows()
+    found = {
+        (row["rendering"], row["pairing"], row["shots"]): (row["value"], row["n"])
+        for row in rows
+        if row["quantity"] == EXACT and row["queries"] == "all"
+    }
+    assert found == {
+        ("compact", "episode", 0): (1.0, 4),
+        ("compact", "episode", 2): (0.5, 4),
+        ("full", "standard", 0): (1.0, 3),
+    }
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_the_answer_does_not_depend_on_the_batches(size: int) -> None:
+    samples = concatenate([episodes(6, 0), episodes(6, 2)], PAD)
+    batch = answered(samples, {1: "first", 7: "newline", 8: "last"})
+    shuffled = take(batch, np.random.default_rng(0).permutation(12))
+    assert same_numbers(measure([batch], Options()).rows(), measure(split_batch(shuffled, size), Options()).rows())
+
+
+def test_the_floors_are_those_of_the_same_episodes() -> None:
+    samples = episodes(40)
+    rows = measure([answered(samples)], Options()).rows()
+    found = pick(rows, quantity=EXACT, **ALL)
+    for name, right_N in floors(samples).items():
+        assert found[f"null_{name.replace(' ', '_')}"] == pytest.approx(right_N.mean())
+    assert pick(rows, quantity=LOSS, **ALL)["null_uniform"] == pytest.approx(np.log(259))
+    first = pick(rows, quantity=FIRST, **ALL)
+    begins = np.mean(
+        [chr(samples.ids_NT[row, np.argmax(samples.role_NT[row] == Role.ANSWER)]) == ")" for row in range(40)]
+    )
+    assert first["null_constant"] == pytest.approx(begins)
+    assert float(str(first["null_counters"])) >= float(str(found["null_counters"]))
+
+
+def test_queries_that_show_a_needed_pair_are_counted_apart() -> None:
+    samples = episodes(40)
+    shown_N = samples.episode_N["pair_shown"]
+    assert 0 < shown_N.sum() < 40
+    rows = measure([answered(samples, dict.fromkeys(np.flatnonzero(~shown_N).tolist(), "first"))], Options()).rows()
+    for shown, value, n in (("pair shown", 1.0, shown_N.sum()), ("pair hidden", 0.0, (~shown_N).sum())):
+        found = pick(rows, quantity=EXACT, queries=shown)
+        assert (found["level"], found["value"], found["n"]) == ("headline", value, n)
+
+
+def test_splits_by_answer_length_and_depth_cover_all_queries() -> None:
+    samples = episodes(40)
+    rows = measure([answered(samples)], Options()).rows()
+    for words, name in (("answer length", "answer_length"), ("depth", "depth")):
+        counted = {row["queries"]: row["n"] for row in rows
+                   if row["quantity"] == EXACT and str(row["queries"]).startswith(words)}  # fmt: skip
+        values, counts = np.unique(samples.episode_N[name], return_counts=True)
+        assert counted == {f"{words} {value}": count for value, count in zip(values, counts, strict=True)}
+
+
+def test_the_same_queries_are_asked_at_every_number_of_shots() -> None:
+    (data,) = Episodes(shots=(0, 1, 4), episodes=5).data_sets(160)
+    asked = [[part.ids_NT[row][part.role_NT[row] == Role.QUERY].tolist() for row in range(5)] for part in data.parts]
+    assert asked[0] == asked[1] == asked[2]
+    assert [part.episode_N["shots"].tolist() for part in data.parts] == [[0] * 5, [1] * 5, [4] * 5]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"shots": ()}, "shots must be one or more different numbers; got "),
+        ({"shots": (1, 1)}, r"shots must be one or more different numbers; got \[1, 1\]"),
+        ({"shots": (0, 64)}, r"at most 10, the largest .* a context of 160 tokens .*; got 64: lower max_total"),
+        ({"episodes": 0}, "episodes must be at least 1; got 0"),
+    ],
+)
+def test_episodes_outside_their_rule_are_refused(chosen: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Episodes(**chosen).data_sets(160)
+
+
+def test_text_asks_nothing() -> None:
+    rows = measure([planted_batch(LOOPED, text_samples(), {})], Options()).rows()
+    assert [(row["quantity"], row["value"]) for row in rows] == [(score, None) for score in SCORES]
+    assert all(row["note"] == "not defined: no row asks a query; record --data dyck" for row in rows)
+    with pytest.raises(UserError, match="samples to measure must be at least one; got 0"):
+        measure([], Options())
+    both = answered(concatenate([episodes(3), text_samples()], PAD))
+    alone = answered(episodes(3))
+    assert same_numbers(measure([both], Options()).rows(), measure([alone], Options()).rows())
+    unasked = episodes(3)
+    roles_NT = np.where(unasked.role_NT == Role.ANSWER, Role.DEMONSTRATION_ANSWER, unasked.role_NT).astype(np.uint8)
+    assert measure([answered(replace(unasked, role_NT=roles_NT))], Options()).points == ()
+
+
+def test_a_capture_of_dyck_and_text_gives_the_scores_and_says_that_text_asks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted_capture(tmp_path / "both.h5", answered(concatenate([text_samples(3), episodes(4)], PAD), {3: "first"}))
+    monkeypatch.setattr(sys, "argv", ["probes.dyck_icl", "--capture", str(tmp_path / "both.h5"), "--json"])
+    dyck_icl.main()
+    code, dyck = json.loads(capsys.readouterr().out)["results"]
+    assert (code["data"], dyck["data"]) == ("code", "dyck")
+    assert {row["value"] for row in code["rows"]} == {None}
+    assert pick(dyck["rows"], quantity=EXACT, **ALL)["value"] == 0.75
+    monkeypatch.setattr(sys, "argv", ["probes.dyck_icl", "--capture", str(tmp_path / "both.h5")])
+    dyck_icl.main()
+    assert "not defined: no row asks a query" in capsys.readouterr().out
+
+
+def test_the_figure_is_the_curve() -> None:
+    samples = concatenate([episodes(4, 0), episodes(4, 2)], PAD)
+    drawn = dyck_icl.figure(measure([answered(samples, {0: "first"})], Options()))
+    curve = next(trace for trace in drawn.data if trace.name.startswith(EXACT))
+    assert (list(curve.x), list(curve.y)) == ([0, 2], [0.75, 1.0])

@@ -1,0 +1,249 @@
+"""Budgets are what the network has and what torch counts, and they reproduce the paper's grid to its last digit."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from model.hooks.names import Request
+from model.layer import Pass
+from model.network import LoopedMoE
+from smelt_interp.config import ModelConfig
+from smelt_interp.costs.budget import (
+    PAPER_TOLERANCE,
+    Mismatch,
+    attention_interval,
+    budget,
+    figures,
+    last_digit,
+    main,
+    mismatch,
+    printed_geometry,
+    row_index,
+)
+from smelt_interp.costs.presets import DEMO_BASELINE, DEMO_SMELT, PAPER_PAIRS, PAPER_ROWS
+from smelt_interp.errors import UserError
+from smelt_interp.paper import printed
+from smelt_interp.plan import plan
+from tests.support.commands import Command
+
+CONFIGS = {
+    **{" ".join(key): config for key, config in PAPER_ROWS.items()},
+    "demo smelt": DEMO_SMELT,
+    "demo baseline": DEMO_BASELINE,
+    "query and key gains": replace(DEMO_SMELT, qk_norm=True),
+    "ungated": replace(DEMO_SMELT, gated_experts=False),
+    "tied": replace(DEMO_SMELT, tied_unembedding=True),
+    "heads wider than the stream": replace(DEMO_SMELT, head_width=40),
+    "three visits": replace(DEMO_SMELT, num_visits=3),
+}
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(monkeypatch, capsys)
+
+
+def meta_network(config: ModelConfig) -> LoopedMoE:
+    with torch.device("meta"):
+        return LoopedMoE(config)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_are_numel_of_the_network(name: str) -> None:
+    network = meta_network(CONFIGS[name])
+    counted = budget(CONFIGS[name]).parameters
+    sizes = {parameter: value.numel() for parameter, value in network.named_parameters()}
+    assert sum(sizes.values()) == counted.stored
+    assert sum(size for parameter, size in sizes.items() if "embed" not in parameter) == counted.total
+    assert sum(size for parameter, size in sizes.items() if "router" in parameter) == counted.router
+    assert sum(size for parameter, size in sizes.items() if ".w_" in parameter) == counted.experts
+    assert sum(size for parameter, size in sizes.items() if "_proj" in parameter) == counted.projections
+
+
+@pytest.mark.parametrize("name", ["demo smelt", "demo baseline", "ungated", "heads wider than the stream", "tied"])
+def test_flops_are_what_torch_counts_in_a_forward_pass(name: str) -> None:
+    config, batch, length = CONFIGS[name], 2, 16
+    network = LoopedMoE(config)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network(torch.zeros(batch, length, dtype=torch.long), attention="eager")
+    unembedding = 2 * config.width * config.vocab_size
+    # Eager attention computes every score and masks after, so each query pays for the whole row.
+    expected = budget(config, length).flops.forward + unembedding
+    assert counter.get_total_flops() == batch * length * expected
+
+
+@pytest.mark.parametrize("name", ["200M smelt", "1.6B baseline", "heads wider than the stream"])
+def test_flops_of_a_step_are_what_torch_counts_on_the_meta_device(name: str) -> None:
+    config, length = CONFIGS[name], 512
+    network = meta_network(config)
+    request = Request(
+        attention="fast",
+        head_results=False,
+        expert_results=False,
+        first_step=0,
+        stop_step=len(plan(config)),
+        from_tokens=True,
+        to_logits=True,
+    )
+    run = Pass(request=request, allowed_BTS=None, cos_BTC=None, sin_BTC=None, kv_cache=None)
+    x_BTD = torch.empty(1, length, config.width, device="meta")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network.layers[0].attn(x_BTD, hooks=network.blocks[0].attn, scale=1.0, run=run)
+        network.layers[0].mlp.router(x_BTD)
+    flops = budget(config, length).flops
+    expected = (flops.projections + flops.scores + flops.router) / len(plan(config))
+    assert counter.get_total_flops() == length * expected
+
+
+def test_parameters_are_paid_once_a_layer_and_flops_and_cache_once_a_step() -> None:
+    once, thrice = budget(replace(DEMO_SMELT, num_visits=1)), budget(replace(DEMO_SMELT, num_visits=3))
+    assert once.parameters == thrice.parameters
+    assert (once.executed_depth, thrice.executed_depth) == (8, 16)
+    assert thrice.flops.forward == pytest.approx(2 * once.flops.forward)
+    assert thrice.kv_bytes == 2 * once.kv_bytes
+
+
+@pytest.mark.parametrize("attended", [385, 390, 394])
+@pytest.mark.parametrize(("scale", "architecture"), list(PAPER_ROWS))
+def test_every_printed_figure_is_reproduced_to_its_last_digit(scale: str, architecture: str, attended: float) -> None:
+    row = ("grid", "rows", row_index(scale, architecture), "printed")
+    counts = budget(PAPER_ROWS[scale, architecture], attended)
+    baseline = budget(PAPER_ROWS[scale, "baseline"], attended)
+    without_gains = counts.parameters.norm_gains
+    expected = {
+        "active": (counts.parameters.active, counts.parameters.active - without_gains),
+        "total": (counts.parameters.total, counts.parameters.total - without_gains),
+        "flop_ratio": (counts.flops.training / baseline.flops.training,),
+        "kv_ratio": (counts.kv_bytes / baseline.kv_bytes,),
+    }
+    for name, values in expected.items():
+        for ours in values:
+            if (scale, architecture, name) == ("1.6B", "baseline", "flop_ratio"):
+                assert ours == 1  # printed is the ratio of the row below it
+            else:
+                assert abs(ours - printed.number(*row, name)) <= last_digit(name) / 2
+
+
+def test_without_the_router_the_printed_totals_are_missed() -> None:
+    row = ("grid", "rows", row_index("200M", "smelt"), "printed")
+    parameters = budget(PAPER_ROWS["200M", "smelt"]).parameters
+    assert abs(parameters.active - parameters.router - printed.number(*row, "active")) > last_digit("active")
+
+
+@pytest.mark.parametrize(("scale", "architecture"), list(PAPER_ROWS))
+def test_the_derived_heads_lie_in_the_interval_that_contradicts_the_printed(scale: str, architecture: str) -> None:
+    row = ("grid", "rows", row_index(scale, architecture), "printed")
+    config = PAPER_ROWS[scale, architecture]
+    low, high = attention_interval(config, printed.number(*row, "active"), printed.number(*row, "total"))
+    assert low < budget(config).parameters.projections < high
+    # The interval knows nothing of the expert width.
+    assert (low, high) == attention_interval(
+        replace(config, expert_width=1), printed.number(*row, "active"), printed.number(*row, "total")
+    )
+
+
+def test_seven_of_eight_printed_geometries_contradict_their_own_totals() -> None:
+    rows = [found for scale in PAPER_PAIRS for found in printed_geometry(scale)]
+    contradicted = [row for row in rows if any("attention" in sentence for sentence in row.contradictions)]
+    assert len(contradicted) == 7
+    assert rows[0].architecture == "baseline"
+    assert rows[0].contradictions == ()
+    assert rows[0].printed_heads == rows[0].derived_heads
+
+
+def test_a_pair_is_within_tolerance_only_when_all_three_are() -> None:
+    tolerance = Mismatch(flops=0.1, total_parameters=0.1, kv_bytes=0.1)
+    inside = Mismatch(flops=-0.1, total_parameters=0.05, kv_bytes=0.1)
+    assert inside.within(tolerance)
+    assert inside.largest == 0.1
+    for name in ("flops", "total_parameters", "kv_bytes"):
+        assert not replace(inside, **{name: -0.11}).within(tolerance)
+
+
+@pytest.mark.parametrize("attended", [-1.0, float("nan"), float("inf")])
+def test_an_attended_length_that_is_no_length_is_refused(attended: float) -> None:
+    with pytest.raises(UserError, match="attended_tokens must be 0 or more; got"):
+        budget(DEMO_SMELT, attended)
+
+
+def test_the_command_gives_the_same_numbers_as_text_and_json(command: Command) -> None:
+    report = command.json(main, "--pair", "200M")
+    smelt = budget(PAPER_ROWS["200M", "smelt"], 390)
+    assert report["budgets"]["smelt"]["training_flops"] == smelt.flops.training
+    assert report["mismatch"]["flops"] == mismatch(smelt, budget(PAPER_ROWS["200M", "baseline"], 390)).flops
+    assert report["mismatch"]["within_paper_tolerance"]
+    assert len(report["printed_geometry"]) == 2
+    text = command.text(main, "--pair", "200M")
+    assert "KV cache +3.12%; within the paper's tolerances of 3.9%, 1.0%, 3.6%" in text
+    assert "printed 16 x 4 x 55, here 24 x 4 x 44" in text
+    assert "contradiction: flop_ratio is printed 1.029, the printed heads give 0.986" in text
+
+
+def test_the_command_reads_two_configs_and_says_when_they_do_not_match(command: Command, tmp_path: Path) -> None:
+    paths = [tmp_path / "looped.json", tmp_path / "baseline.json"]
+    for path, config in zip(paths, (replace(DEMO_SMELT, num_experts=24), DEMO_BASELINE), strict=True):
+        path.write_text(json.dumps(config.to_json()))
+    assert "NOT within the paper's tolerances" in command.text(main, "--config", *paths)
+    report = command.json(main, "--config", paths[0], "--attended-tokens", 100)
+    assert list(report["budgets"]) == [str(paths[0])]
+    assert report["budgets"][str(paths[0])]["attended_tokens"] == 100
+
+
+def test_the_command_turns_the_knobs_of_the_first_network_only(command: Command) -> None:
+    report = command.json(main, "--pair", "200M", "--num-visits", 3, "--num-experts", 320, "--span", 0.5)
+    turned = replace(PAPER_ROWS["200M", "smelt"], num_visits=3, num_experts=320)
+    assert report["budgets"]["smelt"] == figures(turned, budget(turned, 390))
+    assert report["budgets"]["baseline"] == command.json(main, "--pair", "200M")["budgets"]["baseline"]
+    assert not report["mismatch"]["within_paper_tolerance"]
+    assert "span must be a share of the layers" in command.refusal(main, "--pair", "200M", "--span", 2)
+
+
+def test_a_config_is_compared_with_itself_turned(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(DEMO_SMELT.to_json()))
+    budgets = command.json(main, "--config", path, path, "--num-experts", 32)["budgets"]
+    assert [shown["router_parameters"] for shown in budgets.values()] == [
+        budget(replace(DEMO_SMELT, num_experts=count)).parameters.router for count in (32, 16)
+    ]
+
+
+def test_the_parts_add_up(command: Command) -> None:
+    for shown in command.json(main, "--pair", "demo")["budgets"].values():
+        shared = [shown[name] for name in ("projection_parameters", "router_parameters", "norm_gain_parameters")]
+        assert sum(shared) + shown["expert_parameters"] == shown["total_parameters"]
+        assert sum(shared) + shown["chosen_expert_parameters"] == shown["active_parameters"]
+
+
+def test_bad_input_ends_in_one_line(command: Command, tmp_path: Path) -> None:
+    assert "must be named by either --pair or --config; got neither" in command.refusal(main)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(DEMO_SMELT.to_json() | {"top_k": 99}))
+    assert "top_k must be at most num_experts (16); got 99" in command.refusal(main, "--config", path)
+    assert "got both" in command.refusal(main, "--pair", "demo", "--config", path)
+    assert "one file or two; got 3" in command.refusal(main, "--config", path, path, path)
+    assert "a pair must be one of" in command.refusal(main, "--pair", "3B")
+    assert "attended_tokens must be 0 or more" in command.refusal(main, "--pair", "demo", "--attended-tokens", "-1")
+
+
+def test_the_numbers_import_neither_torch_nor_an_optimiser() -> None:
+    modules = [
+        *("presets", "budget", "matching", "sparsity", "scaling", "calibration"),
+        *("serving", "residual_variance", "paper"),
+    ]
+    script = (
+        "import importlib, sys\n"
+        f"for name in {modules!r}: importlib.import_module('smelt_interp.' + name)\n"
+        "heavy = [name for name in ('torch', 'scipy', 'h5py', 'plotly', 'pandas') if name in sys.modules]\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_papers_tolerances_are_the_printed_ones() -> None:
+    assert PAPER_TOLERANCE.flops == printed.number("grid", "max_mismatch_printed", "flops")

@@ -1,0 +1,194 @@
+"""Dyck episodes: what they are, against a dumb parser and counts of all prefixes."""
+
+from collections import Counter
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from smelt_interp.data.dyck import (
+    CLOSERS,
+    INSTRUCTION,
+    OPENERS,
+    DyckOptions,
+    draw_closers,
+    draw_shot,
+    dyck_samples,
+    filled_rows,
+    uniform_stream,
+)
+from smelt_interp.data.samples import Role, Samples
+from smelt_interp.data.tokenizer import BOS, PAD, decode
+from smelt_interp.errors import UserError
+
+
+def stream(seed: int = 0):
+    return uniform_stream(np.random.default_rng(seed))
+
+
+def closed(prefix: str, closers: str) -> str | None:
+    """The stack closure of a prefix, by rubbing out neighbouring pairs; None when it is not proper."""
+    pairs = [opener + closer for opener, closer in zip(OPENERS, closers, strict=False)]
+    left = prefix
+    while any(pair in left for pair in pairs):
+        for pair in pairs:
+            left = left.replace(pair, "")
+    if any(bracket not in OPENERS for bracket in left):
+        return None
+    return "".join(closers[OPENERS.index(opener)] for opener in reversed(left))
+
+
+def shots_of(samples: Samples, row: int) -> list[tuple[str, str]]:
+    """(prefix, answer) of each whole shot of a row, read from its text alone."""
+    text = decode(samples.ids_NT[row]).removeprefix(INSTRUCTION)
+    if text.startswith("Input: "):
+        pairs = [shot.split("\nOutput: ") for shot in text.removesuffix("\n").split("\nInput: ")]
+        return [(prefix.removeprefix("Input: ").replace(" ", ""), answer.replace(" ", "")) for prefix, answer in pairs]
+    return [tuple(line.split(":")) for line in text.split("\n")[:-1]]
+
+
+@pytest.mark.parametrize("rendering", ["full", "compact"])
+@pytest.mark.parametrize("pairing", ["standard", "episode"])
+def test_every_answer_is_the_stack_closure_under_one_pairing_an_episode(rendering, pairing):
+    options = DyckOptions(rendering=rendering, pairing=pairing, shots=5, max_total=16, context=600)
+    samples = dyck_samples(options, 40)
+    all_closers = ["".join(order) for order in product(CLOSERS, repeat=4) if len(set(order)) == 4]
+    for row in range(40):
+        shots = shots_of(samples, row)
+        assert len(shots) == 6
+        candidates = [CLOSERS] if pairing == "standard" else all_closers
+        assert any(all(closed(prefix, c) == answer for prefix, answer in shots) for c in candidates)
+        for prefix, answer in shots:
+            assert 4 <= len(prefix + answer) <= 16
+            assert len(prefix + answer) % 2 == 0
+            assert 1 <= len(answer) <= 3
+        query, answer = shots[-1]
+        depths = np.cumsum([1 if bracket in OPENERS else -1 for bracket in query])
+        episode = samples.episode_N[row]
+        assert tuple(episode)[:4] == (5, depths.max(), len(answer), pairing == "episode")
+        assert episode["pair_shown"] == any(bracket in query for bracket in answer)
+
+
+def test_episode_pairings_are_uniform_over_all_permutations():
+    uniform = stream()
+    counts = Counter(draw_closers(uniform, 3, "episode") for _ in range(6000))
+    assert len(counts) == 6
+    assert max(abs(count - 1000) for count in counts.values()) < 5 * np.sqrt(1000)
+    assert draw_closers(uniform, 3, "standard") == ")]}"
+
+
+def test_prefixes_are_uniform_given_total_and_open_brackets():
+    """One bracket type, total 8: every proper prefix with the same number of open brackets is equally frequent."""
+    possible = {}
+    for num_open in (1, 2, 3):
+        words = ("".join(word) for word in product("()", repeat=8 - num_open))
+        possible[num_open] = [word for word in words if closed(word, ")") == ")" * num_open]
+    uniform = stream()
+    shots = [draw_shot(uniform, ")", 8, 8) for _ in range(9000)]
+    for num_open, words in possible.items():
+        counts = Counter(shot.prefix for shot in shots if len(shot.answer) == num_open)
+        assert set(counts) == set(words)
+        expected = counts.total() / len(words)
+        assert abs(counts.total() - 3000) < 5 * np.sqrt(3000)
+        assert max(abs(count - expected) for count in counts.values()) < 5 * np.sqrt(expected)
+
+
+def test_short_sequences_end_with_as_many_open_brackets_as_they_can():
+    uniform = stream()
+    for total, most in ((4, 2), (6, 3), (12, 3)):
+        counts = Counter(len(draw_shot(uniform, ")]", total, total).answer) for _ in range(600))
+        assert sorted(counts) == list(range(1, most + 1))
+        assert min(counts.values()) > 600 / most - 5 * np.sqrt(600 / most)
+
+
+def test_roles_mark_the_parts_of_both_renderings():
+    for rendering, question_end in (("full", "Output: "), ("compact", ":")):
+        samples = dyck_samples(DyckOptions(rendering=rendering, shots=2, context=300), 3)
+        ids, role = samples.ids_NT[1], samples.role_NT[1]
+        parts = {which: decode(ids[role == which]) for which in Role}
+        assert role[0] == Role.BOS
+        assert ids[0] == BOS
+        assert parts[Role.INSTRUCTION] == (INSTRUCTION if rendering == "full" else "")
+        (prefix, answer) = shots_of(samples, 1)[-1]
+        space = " " if rendering == "full" else ""
+        assert parts[Role.ANSWER] == space.join(answer) + "\n"
+        assert parts[Role.QUERY].endswith(space.join(prefix) + ("\n" if space else "") + question_end)
+        assert parts[Role.DEMONSTRATION_INPUT].count(question_end) == 2
+        assert parts[Role.DEMONSTRATION_ANSWER].count("\n") == 2
+        order = [Role(a) for a, b in pairwise([*role, 255]) if a != b and a != Role.PAD]
+        demonstration = [Role.DEMONSTRATION_INPUT, Role.DEMONSTRATION_ANSWER]
+        first = [Role.BOS, Role.INSTRUCTION] if rendering == "full" else [Role.BOS]
+        assert order == [*first, *demonstration, *demonstration, Role.QUERY, Role.ANSWER]
+        assert (ids[samples.length_N[1] :] == PAD).all()
+
+
+def test_no_demonstration_has_the_prefix_of_its_query_even_where_three_prefixes_exist():
+    samples = dyck_samples(DyckOptions(shots=8, num_types=1, max_total=4), 60)
+    for row in range(60):
+        *demonstrations, query = shots_of(samples, row)
+        assert query[0] not in [prefix for prefix, _ in demonstrations]
+
+
+def test_the_same_seed_asks_the_same_queries_at_every_number_of_shots():
+    few, many = (dyck_samples(DyckOptions(shots=shots, pairing="episode"), 20) for shots in (0, 7))
+    for row in range(20):
+        assert shots_of(few, row)[-1] == shots_of(many, row)[-1]
+    other = dyck_samples(DyckOptions(shots=0, pairing="episode", seed=1), 20)
+    assert few.digest() != other.digest()
+
+
+def test_a_row_does_not_depend_on_how_many_are_drawn():
+    options = DyckOptions(shots=3)
+    few, many = dyck_samples(options, 4), dyck_samples(options, 9)
+    for row in range(4):
+        assert shots_of(few, row) == shots_of(many, row)
+
+
+@pytest.mark.parametrize("rendering", ["full", "compact"])
+def test_the_largest_number_of_shots_always_fits_and_one_more_is_refused(rendering):
+    options = DyckOptions(rendering=rendering, shots=0, context=300)
+    most = options.most_shots()
+    samples = dyck_samples(DyckOptions(rendering=rendering, shots=most, context=300, min_total=12), 200)
+    assert 300 - options.longest_shot() < samples.length_N.max() <= 300
+    with pytest.raises(UserError, match=f"shots must be at most {most}, the largest .* 300 tokens .*; got {most + 1}"):
+        DyckOptions(rendering=rendering, shots=most + 1, context=300)
+
+
+def test_filled_rows_are_full_of_whole_shots_but_the_last():
+    samples = filled_rows(100, 161, "episode", 12, np.random.default_rng(0))
+    assert samples.ids_NT.shape == (100, 161)
+    assert (samples.length_N == 161).all()
+    assert (samples.ids_NT[:, 0] == BOS).all()
+    assert set(np.unique(samples.role_NT[:, 1:])) == {Role.DEMONSTRATION_INPUT, Role.DEMONSTRATION_ANSWER}
+    assert (samples.ids_NT[:, -1] == ord("\n")).any()  # rows that end with a whole shot count it
+    longest = set()
+    for row in range(100):
+        shots = shots_of(samples, row)
+        assert len(shots) == samples.episode_N["shots"][row]
+        assert 9 <= len(shots) <= 26
+        longest.add(max(len(prefix + answer) for prefix, answer in shots))
+    assert longest == {4, 6, 8, 10, 12}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rendering": "short"}, "rendering must be one of full, compact; got short"),
+        ({"pairing": "any"}, "pairing must be one of standard, episode; got any"),
+        ({"num_types": 5}, "num_types must be 1 to 4; got 5"),
+        ({"max_total": 11}, r"must be even, 4 <= min <= max <= 100; got \(4, 11\)"),
+        ({"min_total": 2}, r"got \(2, 12\)"),
+        ({"max_total": 102}, r"got \(4, 102\)"),
+        ({"shots": -1}, "shots must be 0 to 10000; got -1"),
+        ({"seed": -1}, "seed must be 0 or above; got -1"),
+        ({"shots": 0, "context": 14}, "context must hold a query of 12 brackets; got 14: lower max_total"),
+    ],
+)
+def test_bad_options_are_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        DyckOptions(**change)
+
+
+def test_zero_episodes_are_refused():
+    with pytest.raises(UserError, match="at least 1; got 0"):
+        dyck_samples(DyckOptions(), 0)

@@ -1,0 +1,174 @@
+"""Real text: splits by document, windows inside documents, a user's own file."""
+
+import hashlib
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from smelt_interp.data.samples import Role
+from smelt_interp.data.text import (
+    EXCERPTS_FOLDER,
+    Corpus,
+    Document,
+    Windows,
+    corpus,
+    corpus_samples,
+    file_corpus,
+    split_of,
+    text_samples,
+)
+from smelt_interp.data.tokenizer import BOS, decode_bytes
+from smelt_interp.errors import UserError
+
+
+@pytest.mark.parametrize("domain", ["code", "prose", "math"])
+def test_no_document_is_on_both_sides_and_neither_side_is_empty(domain):
+    train, held_out = (corpus(domain, split).documents for split in ("train", "held_out"))
+    assert train
+    assert held_out
+    assert not {document.name for document in train} & {document.name for document in held_out}
+    assert not {document.data for document in train} & {document.data for document in held_out if document.data}
+
+
+def test_the_side_is_pinned_to_the_name():
+    """A change of the hash would move held-out documents of shipped checkpoints into training."""
+    assert split_of("prose", "41-mark") == "held_out"
+    assert split_of("prose", "08-ruth") == "train"
+    held_out = sum(split_of("code", str(number)) == "held_out" for number in range(4000))
+    assert held_out / 4000 == pytest.approx(0.15, abs=0.03)
+
+
+def test_code_is_the_library_of_this_interpreter_without_packages_and_tests():
+    documents = {d.name: d.data for split in ("train", "held_out") for d in corpus("code", split).documents}
+    assert documents["json/decoder.py"] == (Path(sysconfig.get_paths()["stdlib"]) / "json/decoder.py").read_bytes()
+    assert not [name for name in documents if {"site-packages", "test", "tests"} & set(name.split("/"))]
+    assert len(documents) > 300
+
+
+@pytest.mark.parametrize("domain", ["code", "prose", "math"])
+def test_rows_are_bos_and_a_run_of_bytes_of_one_document_of_the_split(domain):
+    samples = text_samples(domain, "held_out", 12, 200, seed=3)
+    documents = [document.data for document in corpus(domain, "held_out").documents]
+    assert samples.ids_NT.shape == (12, 200)
+    assert (samples.length_N == 200).all()
+    for ids in samples.ids_NT:
+        assert ids[0] == BOS
+        data = decode_bytes(ids)
+        assert len(data) == 199
+        assert any(data in document for document in documents)
+    assert set(samples.domain_N.tolist()) == {domain.encode()}
+    assert (samples.role_NT[:, 0] == Role.BOS).all()
+    assert (samples.role_NT[:, 1:] == Role.TEXT).all()
+    assert (samples.segment_start_NT == 0).all()
+    assert (samples.episode_N["shots"] == -1).all()
+
+
+def test_same_seed_same_rows():
+    one, again, other = (text_samples("math", "train", 5, 64, seed).digest() for seed in (1, 1, 2))
+    assert one == again != other
+
+
+def planted(*sizes: int) -> Corpus:
+    """Documents whose bytes name them and count up."""
+    documents = [
+        Document(name=str(number), data=bytes(range(100 * number, 100 * number + size)))
+        for number, size in enumerate(sizes)
+    ]
+    return Corpus(domain="code", documents=tuple(documents))
+
+
+def test_every_window_inside_a_document_is_equally_likely_and_none_crosses():
+    """Sizes 5, 2 (too short), 4 at width 3: starts 0 1 2 of the first and 0 1 of the last."""
+    draws = Windows(planted(5, 2, 4), 3).draw((np.arange(1000) + 0.5) / 1000)
+    starts, counts = np.unique(draws[:, 0], return_counts=True)
+    assert starts.tolist() == [0, 1, 2, 200, 201]
+    assert counts.tolist() == [200] * 5
+    assert (np.diff(draws, axis=1) == 1).all()
+
+
+def test_rows_longer_than_every_document_are_refused_with_the_longest_that_works():
+    with pytest.raises(UserError, match=r"at most 6 tokens here, .*; got 7"):
+        corpus_samples(planted(5, 2), 1, 7, 0)
+    assert corpus_samples(planted(5, 2), 1, 6, 0).ids_NT.tolist() == [[BOS, 0, 1, 2, 3, 4]]
+    with pytest.raises(UserError, match="at least 1 row of at least 2 tokens; got 0 of 6"):
+        corpus_samples(planted(5), 0, 6, 0)
+
+
+def test_a_corpus_digest_sees_names_contents_and_boundaries():
+    digests = {
+        Corpus(domain="code", documents=documents).digest()
+        for documents in (
+            (Document(name="a", data=b"xy"), Document(name="b", data=b"z")),
+            (Document(name="a", data=b"x"), Document(name="b", data=b"yz")),
+            (Document(name="ab", data=b"xy"), Document(name="", data=b"z")),
+            (Document(name="a", data=b"xy"),),
+        )
+    }
+    assert len(digests) == 4
+
+
+def test_committed_excerpts_carry_their_licence():
+    for domain in ("prose", "math"):
+        assert len((EXCERPTS_FOLDER / domain / "LICENSE").read_text()) > 200
+        assert sum(path.stat().st_size for path in (EXCERPTS_FOLDER / domain).iterdir()) < 40_000
+
+
+def test_own_file_is_one_document(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text("grüße " * 50)
+    samples = corpus_samples(file_corpus(path), 2, 40, seed=0)
+    assert set(samples.domain_N.tolist()) == {b"file"}
+    assert decode_bytes(samples.ids_NT[0]) in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "must not be empty; got .* with 0 bytes"),
+        (b" \n\n", "must not be empty; got .* with 3 bytes"),
+        (b"caf\xe9 au lait", "must be UTF-8; got .* with byte 0xe9 at 3: convert it"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path, data, message):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=message):
+        file_corpus(path)
+
+
+def test_missing_file_and_folder_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"must be readable; got .*No such file"):
+        file_corpus(tmp_path / "none.txt")
+    with pytest.raises(UserError, match=r"must be readable; got .*Is a directory"):
+        file_corpus(tmp_path)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(UserError, match="domain must be one of code, prose, math; got poems"):
+        corpus("poems", "train")
+    with pytest.raises(UserError, match="split must be one of train, held_out; got test"):
+        corpus("code", "test")
+    with pytest.raises(UserError, match="source must be one of excerpts, fetched; got web"):
+        corpus("prose", "train", "web")
+
+
+def test_fetched_texts_are_asked_for_by_name_and_their_absence_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UserError, match=f"must be in {tmp_path}.*: run `python -m smelt_interp.data.fetch_texts`"):
+        corpus.__wrapped__("prose", "train", "fetched")
+    folder = tmp_path / "smelt-interp" / "texts" / "prose"
+    folder.mkdir(parents=True)
+    (folder / "08-ruth.txt").write_text("whole book")
+    (found,) = corpus.__wrapped__("prose", "train", "fetched").documents
+    assert (found.name, found.data) == ("08-ruth", b"whole book")
+
+
+def test_excerpts_are_as_committed():
+    """The digest of the excerpts that samples of default seeds are drawn from."""
+    sha = hashlib.sha256()
+    for domain in ("prose", "math"):
+        for split in ("train", "held_out"):
+            sha.update(corpus(domain, split).digest().encode())
+    assert sha.hexdigest()[:16] == "b6154b0e408b7e74"
