@@ -5,7 +5,10 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Literal, Self, get_args
 
+from smelt_interp.architecture import Architecture
 from smelt_interp.errors import UserError
+from smelt_interp.plan import plan, step_scale
+from smelt_interp.sites import SITES
 
 RouterKind = Literal["softmax", "sigmoid"]
 
@@ -129,6 +132,25 @@ class ModelConfig:
             rule = f"rope_base must be above 1 and at most {LARGEST_COUNT}, or null for no rotary embedding"
             _require(1 < self.rope_base <= LARGEST_COUNT, rule, self.rope_base)
             _require(self.head_width % 2 == 0, "head_width must be even with a rotary embedding", self.head_width)
+
+    def architecture(self) -> Architecture:
+        """What readers of the network need to know; its plan is `plan(config)`."""
+        steps = plan(self)
+        return Architecture(
+            family="smelt",
+            steps=steps,
+            loop_factors=tuple(step_scale(self, step) for step in steps),
+            sites=tuple(SITES),
+            width=self.width,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_width=self.head_width,
+            num_experts=self.num_experts,
+            top_k=self.top_k,
+            router=self.router,
+            vocab_size=self.vocab_size,
+            context=self.context,
+        )
 
     def to_json(self) -> dict[str, object]:
         """A dictionary of plain values, one entry a field."""

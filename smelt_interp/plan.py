@@ -5,10 +5,12 @@ heads, G key/value heads, C head width, E experts, K chosen experts, F expert wi
 list, W vocabulary. `x_BTD` is a tensor of axes batch, position, width.
 """
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
+
+if TYPE_CHECKING:
+    from smelt_interp.config import ModelConfig
 
 
 class Step(NamedTuple):
@@ -21,7 +23,7 @@ class Step(NamedTuple):
 Plan = tuple[Step, ...]
 
 
-def plan(config: ModelConfig) -> Plan:
+def plan(config: "ModelConfig") -> Plan:
     """Every layer execution, in order; its length is the executed depth, a position in it is the step index s."""
     first, last = config.loop_start, config.loop_stop
     prelude = [Step(layer, 0) for layer in range(first)]
@@ -30,7 +32,7 @@ def plan(config: ModelConfig) -> Plan:
     return (*prelude, *loop, *coda)
 
 
-def step_scale(config: ModelConfig, step: Step) -> float:
+def step_scale(config: "ModelConfig", step: Step) -> float:
     """The factor on this step's residual updates: `loop_scale` inside the looped span, 1 outside."""
     return config.loop_scale if config.loop_start <= step.layer < config.loop_stop else 1.0
 
