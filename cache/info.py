@@ -11,7 +11,7 @@ from cache.store import Capture
 from smelt_interp.errors import run_command
 from smelt_interp.plan import label
 from smelt_interp.terminal.command_line import parse
-from smelt_interp.terminal.tables import Cell, compact, print_table
+from smelt_interp.terminal.tables import Cell, Table, compact, print_table
 
 
 def site_rows(capture: Capture) -> list[list[Cell]]:
@@ -50,16 +50,18 @@ def command(file: Path) -> None:
     named = ", ".join(f"{count} {name}" for name, count in domains.items())
     print(f"{file}: {num_samples} samples of {num_tokens} tokens ({named}), {compact(file.stat().st_size)}B")
     print_table(
-        "Sites",
-        ["site", "one sample", "stored as", "steps", "heads", "on disk"],
-        site_rows(capture),
-        [
-            "steps: " + "; ".join(f"{step} {label(capture.plan[step])}" for step in recorded),
-            *(f"{name}: {value}" for name, value in capture.request.items() if name not in ("sites", "samples")),
-            "config: " + ", ".join(f"{name} {value}" for name, value in capture.config.to_json().items()),
-            f"digest: {capture.digest}",
-            f"recorded by: {capture.command or '-'}",
-        ],
+        Table(
+            "Sites",
+            ["site", "one sample", "stored as", "steps", "heads", "on disk"],
+            site_rows(capture),
+            [
+                "steps: " + "; ".join(f"{step} {label(capture.plan[step])}" for step in recorded),
+                *(f"{name}: {value}" for name, value in capture.request.items() if name not in ("sites", "samples")),
+                "config: " + ", ".join(f"{name} {value}" for name, value in capture.config.to_json().items()),
+                f"digest: {capture.digest}",
+                f"recorded by: {capture.command or '-'}",
+            ],
+        )
     )
 
 

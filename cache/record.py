@@ -33,7 +33,8 @@ from smelt_interp.data.tokenizer import tokenizer_json
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.sites import SITES, hook_name
 from smelt_interp.terminal.command_line import parse
-from smelt_interp.terminal.tables import Progress, compact
+from smelt_interp.terminal.progress import Progress
+from smelt_interp.terminal.tables import compact
 
 if TYPE_CHECKING:
     from torch import Tensor

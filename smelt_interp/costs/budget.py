@@ -366,8 +366,7 @@ class Comparison:
             [label, *(self.budgets[name][label] for name in names)] for label in self.budgets[names[0]]
         ]
         if len(names) == 2:
-            for row in rows:
-                first, second = float(row[1]), float(row[2])
+            for row, first, second in zip(rows, *(self.budgets[name].values() for name in names), strict=True):
                 row.append(f"{first / second:.4f}" if second else "")
         columns = ["", *names, *(["ratio"] if len(names) == 2 else [])]
         return Table("Budgets, a token", columns, rows, [self.sentence] if self.sentence else [])
@@ -404,7 +403,7 @@ def main() -> None:
         print_json(found.to_json())
         return
     table = found.table()
-    print_table(*table._replace(notes=[*table.notes, *found.geometry_notes()]))
+    print_table(table._replace(notes=[*table.notes, *found.geometry_notes()]))
 
 
 if __name__ == "__main__":

@@ -348,7 +348,7 @@ def main() -> None:
     if options.json:
         print_json(report(found))
     else:
-        print_table(*table(options.network().config, found))
+        print_table(table(options.network().config, found))
 
 
 def report(found: Matching) -> dict[str, object]:

@@ -19,7 +19,7 @@ from smelt_interp.costs.presets import pair
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.plan import label, plan, step_scale
 from smelt_interp.terminal.command_line import parse
-from smelt_interp.terminal.tables import Cell, print_json, print_table
+from smelt_interp.terminal.tables import Cell, Table, print_json, print_table
 
 Floats = NDArray[np.float64]
 
@@ -113,9 +113,11 @@ def main() -> None:
         for index, step in enumerate(plan(config))
     ]
     print_table(
-        f"Variance of the stream, correlation {options.correlation}, loop scale {config.loop_scale} and 1",
-        ["after", *columns],
-        rows,
+        Table(
+            f"Variance of the stream, correlation {options.correlation}, loop scale {config.loop_scale} and 1",
+            ["after", *columns],
+            rows,
+        )
     )
 
 

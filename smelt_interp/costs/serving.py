@@ -314,7 +314,7 @@ def main() -> None:
     if options.json:
         print_json(report(options, found))
     else:
-        print_table(*table(options, found))
+        print_table(table(options, found))
 
 
 def answers(options: Options) -> dict[str, Serving]:

@@ -18,7 +18,7 @@ from smelt_interp.costs.presets import PAPER_PAIRS
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.paper import printed
 from smelt_interp.terminal.command_line import parse
-from smelt_interp.terminal.tables import print_json, print_table
+from smelt_interp.terminal.tables import Table, print_json, print_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def main() -> None:
     note = (
         f"control: {control_row['training_flops']:.6g} training FLOPs, {control_row['total_parameters']:.6g} parameters"
     )
-    print_table("Sparsity", list(rows[0]), [list(row.values()) for row in rows], [note])
+    print_table(Table("Sparsity", list(rows[0]), [list(row.values()) for row in rows], [note]))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from smelt_interp.scaling.law import (
     rounding_interval,
 )
 from smelt_interp.terminal.command_line import parse
-from smelt_interp.terminal.tables import compact, print_json, print_table
+from smelt_interp.terminal.tables import Table, compact, print_json, print_table
 
 Verdict = Literal["match", "within rounding", "contradiction", "not recomputable"]
 Value = str | float | None
@@ -344,7 +344,9 @@ def main() -> None:
     counted = ", ".join(f"{sum(row.verdict == name for row in every)} {name}" for name in get_args(Verdict))
     cells = [[row.name, _text(row.printed), _text(row.ours), row.verdict, row.reason] for row in shown]
     print_table(
-        "Printed figures of arXiv:2609.01343", ["figure", "printed", "ours", "verdict", "reason"], cells, [counted]
+        Table(
+            "Printed figures of arXiv:2609.01343", ["figure", "printed", "ours", "verdict", "reason"], cells, [counted]
+        )
     )
 
 

@@ -19,7 +19,7 @@ from smelt_interp.errors import UserError, run_command
 from smelt_interp.scaling.robust_fit import cell_weights, check_draws, interval, minimise
 from smelt_interp.scaling.runs import ANY, BASELINE, POSITIVE, Columns, read_columns
 from smelt_interp.terminal.command_line import parse
-from smelt_interp.terminal.tables import Cell, print_json, print_table
+from smelt_interp.terminal.tables import Cell, Table, print_json, print_table
 
 Floats = NDArray[np.float64]
 Direction = Literal["falls", "rises"]
@@ -327,7 +327,7 @@ def main() -> None:
     ):
         assert isinstance(rows, list)
         if rows:
-            print_table(title, list(rows[0]), [[_cell(value) for value in row.values()] for row in rows])
+            print_table(Table(title, list(rows[0]), [[_cell(value) for value in row.values()] for row in rows]))
     if "seed" in report:
         print(f"low and high: 95% interval, {report['draws']} bootstrap draws over runs, seed {report['seed']}")
 

@@ -30,7 +30,8 @@ from smelt_interp.scaling.law import (
 from smelt_interp.scaling.robust_fit import check_draws, interval
 from smelt_interp.scaling.runs import BASELINE, LARGE, POSITIVE, SHARE, read_columns
 from smelt_interp.terminal.command_line import parse
-from smelt_interp.terminal.tables import Cell, Progress, Table, compact, print_json, print_table
+from smelt_interp.terminal.progress import Progress
+from smelt_interp.terminal.tables import Cell, Table, compact, print_json, print_table
 
 _GAINS = ("scaling_law", "ce_gain", "rows")
 PRINTED_BUDGETS = tuple(printed.number(*_GAINS, index, "compute") for index in range(printed.length(*_GAINS)))
@@ -326,7 +327,7 @@ def main() -> None:
         print_json(report)
         return
     for table in tables(report):
-        print_table(*table)
+        print_table(table)
     if not report["gains"]:
         print(NO_GAINS)
     print(brackets(options))

@@ -16,6 +16,7 @@ _PREFIX = re.compile(r"^Error parsing (?!--)[\w.-]+: ")
 _NO_NUMBER = re.compile(
     r"^Error parsing (--[\w.-]+): (?:invalid literal for int\(\) with base 10|could not convert string to float): (.+)$"
 )
+_LONG_NUMBER = re.compile(r"^Error parsing (--[\w.-]+): Exceeds the limit \(\d+ digits\).* value has (\d+ digits).*$")
 _NO_CHOICE = re.compile(
     r"^Error parsing (--[\w.-]+): no type matching (\S+) could be instantiated from \[(.*?)\]\. .*$"
 )
@@ -49,14 +50,15 @@ def parse(
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise UserError(f"{one_line(said.getvalue())}; see {prog} --help") from None
+        raise UserError(f"{_complaint(said.getvalue())}; see {prog} --help") from None
     return parsed
 
 
-def one_line(box: str) -> str:
+def _complaint(box: str) -> str:
     """What a box of tyro's says, up to its first rule, in one line."""
     lines = [line.strip("│ ").strip() for line in box.splitlines() if not line.startswith(("╭", "╰"))]
     first = next((index for index, line in enumerate(lines) if _RULE.match(line)), len(lines))
     said = _PREFIX.sub("", " ".join(line for line in lines[:first] if line))
     said = _NO_CHOICE.sub(r"\1 must be \2; got \3", said)
+    said = _LONG_NUMBER.sub(r"\1 must be a number; got \2", said)
     return _NO_NUMBER.sub(r"\1 must be a number; got \2", said)

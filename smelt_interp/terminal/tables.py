@@ -1,18 +1,21 @@
-"""What a command prints: a table for people, JSON for programs, one line of progress on the error stream."""
+"""What a command prints: a table for people, JSON for programs."""
 
 import json
 import re
-import sys
-import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from rich.console import Console
 from rich.table import Table as PrintedTable
 
-WIDTH_WITHOUT_TERMINAL = 150
+if TYPE_CHECKING:
+    from pandas import DataFrame  # half a second to import, which a table of rows does not need
 
-Cell = str | int | float
+WIDTH_WITHOUT_TERMINAL = 150
+MISSING = "-"
+
+Cell = str | int | float | None
+"""None, and NaN, are cells without a value."""
 
 
 class Table(NamedTuple):
@@ -23,9 +26,17 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[Cell]]
     notes: Sequence[str] = ()
 
+    @classmethod
+    def of_frame(cls, title: str, frame: "DataFrame", notes: Sequence[str] = ()) -> Self:
+        """The columns and rows of a pandas table; its index is left out."""
+        rows = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
+        return cls(title, [str(name) for name in frame.columns], rows, notes)
+
     def texts(self) -> dict[str, list[str]]:
         """Each column's cells as they are printed; a column without a header is named by a space."""
-        return {column or " ": [_text(row[index]) for row in self.rows] for index, column in enumerate(self.columns)}
+        return {
+            column or " ": [cell_text(row[index]) for row in self.rows] for index, column in enumerate(self.columns)
+        }
 
 
 def json_text(value: object) -> str:
@@ -38,28 +49,32 @@ def print_json(value: object) -> None:
     print(json_text(value))
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]], notes: Sequence[str] = ()) -> None:
-    """Print rows under a title, numbers to the right, then one line a note."""
+def print_table(table: Table) -> None:
+    """Print rows under a title, numbers to the right, then one line a note; to a pipe at full width."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
-    table = PrintedTable(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for index, column in enumerate(columns):
-        numeric = all(_is_number(row[index]) or row[index] == "" for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(_text, row))
-    console.print(table, markup=False)
-    for note in notes:
-        console.print(note, markup=False)
+    drawn = PrintedTable(box=None, pad_edge=False, header_style="bold")
+    for name, texts in zip(table.columns, table.texts().values(), strict=True):
+        numeric = all(text in ("", MISSING) or _is_number(text) for text in texts)
+        drawn.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*map(cell_text, row))
+    console.print(table.title, style="bold", markup=False, soft_wrap=True)
+    console.print(drawn, markup=False)
+    for note in table.notes:
+        console.print(note, markup=False, soft_wrap=True)
 
 
-def _text(cell: Cell) -> str:
+def cell_text(cell: Cell) -> str:
+    """A cell as it is printed."""
+    if cell is None or cell != cell:
+        return MISSING
     return cell if isinstance(cell, str) else compact(cell)
 
 
-def _is_number(cell: Cell) -> bool:
-    return not isinstance(cell, str) or re.fullmatch(r"[+-]?[\d.]+(e[+-]\d+)?[A-Za-z%]?", cell) is not None
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"[+-]?(inf|[\d.]+(e[+-]?\d+)?[A-Za-z%]?)", text) is not None
 
 
 def compact(value: float, digits: int = 6) -> str:
@@ -77,26 +92,3 @@ def compact(value: float, digits: int = 6) -> str:
 def percent(fraction: float) -> str:
     """A signed fraction in percent with two decimals."""
     return f"{100 * fraction:+.2f}%"
-
-
-SECONDS_BETWEEN_LINES = 30
-
-
-class Progress:
-    """One line on the error stream: what, how many, seconds left. It is rewritten on a terminal; elsewhere, as in a
-    log, a new one is written every 30 seconds."""
-
-    def __init__(self, what: str, total: int) -> None:
-        self._what = what
-        self._total = total
-        self._start = self._said = time.monotonic()
-
-    def show(self, done: int) -> None:
-        """Say how many of the total are done; the last call ends the line."""
-        now, terminal = time.monotonic(), sys.stderr.isatty()
-        if not terminal and now - self._said < SECONDS_BETWEEN_LINES:
-            return
-        self._said = now
-        left = (now - self._start) / max(done, 1) * (self._total - done)
-        begin, end = ("\r", "" if done < self._total else "\n") if terminal else ("", "\n")
-        print(f"{begin}{self._what}: {done}/{self._total}, {left:.0f} s left ", end=end, file=sys.stderr, flush=True)

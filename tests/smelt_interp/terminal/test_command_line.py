@@ -1,33 +1,33 @@
 """Command lines: a dataclass comes back, and every mistake is one line."""
 
+import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
+from pydantic import Field
 
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.terminal.command_line import parse
+from smelt_interp.validation import validated
 from tests.support.planted import LOOPED, planted_batch, random_sites, text_samples
 from tests.support.planted_captures import planted_capture
 
 
-@dataclass(frozen=True, kw_only=True)
+@validated
 class Options:
     """What the tests parse."""
 
-    samples: int = 4
+    samples: Annotated[int, Field(ge=1)] = 4
     """Rows."""
     scale: float = 1.0
     kind: Literal["raw", "centred"] = "raw"
     length: int | Literal["own"] = "own"
-
-    def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise UserError(f"samples must be at least 1; got {self.samples}")
 
 
 def parsed(*args: str) -> Options:
@@ -76,11 +76,17 @@ def test_help_exits_0_and_prints_the_docstrings(capsys: pytest.CaptureFixture[st
         (OSError(28, "No space left on device", "a.h5"), 1, "error: No space left on device: a.h5\n"),
         (UserError("a file must be there; got a\nb\r\nc"), 2, "error: a file must be there; got a b c\n"),
         (OSError(28, "No space left on device", "a\nb.h5"), 1, "error: No space left on device: a b.h5\n"),
+        (UserError("x must be short; got \x1b[31m" + "y" * 9999), 2, None),
+        (
+            MemoryError("Unable to allocate 9 TiB"),
+            1,
+            "error: this machine's memory must hold what is asked for; Unable to allocate 9 TiB\n",
+        ),
         (KeyboardInterrupt(), 130, "interrupted\n"),
     ],
 )
 def test_a_command_ends_with_one_line_and_its_code(
-    raised: BaseException, code: int, says: str, capsys: pytest.CaptureFixture[str]
+    raised: BaseException, code: int, says: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def main() -> None:
         raise raised
@@ -88,7 +94,10 @@ def test_a_command_ends_with_one_line_and_its_code(
     with pytest.raises(SystemExit) as stop:
         run_command(main)
     assert stop.value.code == code
-    assert capsys.readouterr().err == says
+    printed = capsys.readouterr().err
+    assert says is None or printed == says
+    assert len(printed) < 310
+    assert printed.strip("\n").isprintable()
 
 
 @pytest.mark.parametrize("flag", ["--help", "--json"])
@@ -104,6 +113,74 @@ def test_output_that_nobody_takes_is_one_line_and_no_traceback(flag: str) -> Non
     with Path("/dev/full").open("w") as disk:
         full = subprocess.run(command, stdout=disk, stderr=subprocess.PIPE, text=True, env=environment)
     assert (full.returncode, full.stderr) == (1, "error: No space left on device: output\n")
+
+
+COMMANDS = [
+    ["smelt_interp.costs.budget", "--pair", "demo"],
+    ["smelt_interp.costs.matching", "--pair", "demo"],
+    ["smelt_interp.costs.sparsity", "--pair", "demo"],
+    ["smelt_interp.costs.serving", "--pair", "demo"],
+    ["smelt_interp.costs.residual_variance", "--pair", "demo"],
+    ["smelt_interp.scaling", "printed"],
+    ["smelt_interp.scaling.calibration", "wins", "3", "4"],
+    ["smelt_interp.paper"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_closed_output_is_one_line(command: list[str]) -> None:
+    words = shlex.join([sys.executable, "-m", *command])
+    closed = subprocess.run(["sh", "-c", f"{words} >&-"], stderr=subprocess.PIPE, text=True)
+    assert (closed.returncode, closed.stderr) == (
+        1,
+        "error: the output must be open; got a closed one: send it to /dev/null\n",
+    )
+
+
+def test_a_closed_error_stream_takes_nothing_away_from_the_output() -> None:
+    words = shlex.join([sys.executable, "-m", "smelt_interp.costs.budget"])
+    ran = subprocess.run(["sh", "-c", f"{words} --pair demo --json 2>&-"], stdout=subprocess.PIPE, text=True)
+    assert (ran.returncode, list(json.loads(ran.stdout))) == (0, ["budgets", "mismatch"])
+    refused = subprocess.run(["sh", "-c", f"{words} --pair none 2>&-"], stdout=subprocess.PIPE, text=True)
+    assert (refused.returncode, refused.stdout) == (2, "")
+
+
+def test_an_output_that_lacks_a_letter_gets_its_number() -> None:
+    script = "from smelt_interp.errors import run_command; run_command(lambda: print('a\\udcffb\\u2500'))"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert (printed.returncode, printed.stdout, printed.stderr) == (0, "a\\udcffb\\u2500\n", "")
+
+
+INTERRUPTED = """
+import signal, time, weakref
+from smelt_interp.errors import run_command
+
+class Thing:
+    pass
+
+def main():
+    thing = Thing()
+    reference = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+    del thing
+    for _ in range(1000):
+        time.sleep(0.01)
+    print("went on to the end")
+
+run_command(main)
+"""
+
+
+def test_ctrl_c_that_python_drops_still_ends_the_command() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60, preexec_fn=_hears_ctrl_c
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "interrupted\n")
+
+
+def _hears_ctrl_c() -> None:
+    """As in a terminal, whatever started the tests."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.mark.parametrize("module", ["cache.info", "cache.verify"])

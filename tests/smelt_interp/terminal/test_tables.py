@@ -1,11 +1,9 @@
 """Numbers are shown as a person reads them, and JSON stays JSON."""
 
-import io
-import sys
-
+import pandas as pd
 import pytest
 
-from smelt_interp.terminal.tables import Progress, Table, compact, percent, print_json, print_table
+from smelt_interp.terminal.tables import Table, compact, percent, print_json, print_table
 
 
 @pytest.mark.parametrize(
@@ -24,7 +22,7 @@ def test_a_percentage_keeps_its_sign() -> None:
 def test_a_table_shows_the_texts_that_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table("T", ["", "n"], [["a", 1.5e9], ["b", 0.25]])
     assert table.texts() == {" ": ["a", "b"], "n": ["1.5G", "0.25"]}
-    print_table(*table)
+    print_table(table)
     assert [line.split() for line in capsys.readouterr().out.splitlines()[2:]] == [["a", "1.5G"], ["b", "0.25"]]
 
 
@@ -34,35 +32,24 @@ def test_what_json_cannot_say_is_not_printed() -> None:
 
 
 def test_numbers_are_right_aligned_and_no_cell_is_read_as_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table("T", ["name", "n"], [["[red]a", 5], ["b", 123]], ["[bold]note"])
-    title, header, first, second, note = capsys.readouterr().out.splitlines()
+    print_table(Table("T", ["name", "n"], [["[red]a", 5], ["b", 123], ["c", None]], ["[bold]note"]))
+    title, header, first, second, third, note = capsys.readouterr().out.splitlines()
     assert title.strip() == "T"
     assert header.split() == ["name", "n"]
     assert first.rstrip() == "[red]a    5"
     assert second.rstrip() == "b       123"
+    assert third.rstrip() == "c         -"
     assert note == "[bold]note"
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+def test_a_pandas_table_is_a_table_and_what_it_lacks_is_a_dash() -> None:
+    frame = pd.DataFrame({"network": ["a", "b"], "n": [1, 2], "loss": [0.5, float("nan")], "best": [None, "b"]})
+    table = Table.of_frame("T", frame, ["note"])
+    assert table.texts() == {"network": ["a", "b"], "n": ["1", "2"], "loss": ["0.5", "-"], "best": ["-", "b"]}
+    assert (table.title, table.notes) == ("T", ["note"])
 
 
-def test_progress_says_how_much_is_left_often_to_a_terminal_and_seldom_to_a_log(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Progress("draws", 4).show(4)
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr("smelt_interp.terminal.tables.SECONDS_BETWEEN_LINES", 0)
-    Progress("draws", 4).show(1)
-    assert capsys.readouterr().err.startswith("draws: 1/4, ")
-    monkeypatch.undo()
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    progress = Progress("draws", 4)
-    progress.show(1)
-    progress.show(4)
-    first, second = terminal.getvalue().strip("\r").split("\r")
-    assert first.startswith("draws: 1/4, ")
-    assert second.startswith("draws: 4/4, 0 s left")
-    assert second.endswith("\n")
+def test_a_long_title_and_note_are_not_folded_to_the_width_of_the_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(Table("long " * 40, ["n"], [[1]], ["note " * 40]))
+    title, _, _, note = capsys.readouterr().out.splitlines()
+    assert (title.strip(), note.strip()) == (("long " * 40).strip(), ("note " * 40).strip())
