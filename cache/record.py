@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +21,7 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
+import smelt_interp
 from cache.batch import Batch, SiteKey
 from cache.layout import Contents, Precision
 from cache.parts import Recording
@@ -224,7 +224,7 @@ def _facts(model: "LoopedMoE", batch_size: int, num_tokens: int) -> dict[str, ob
         "device": device.type,
         "experts": {"backend": backend_for(device, "auto"), "fp_fusion": FP_FUSION},
         "threads": torch.get_num_threads(),
-        "versions": {"smelt-interp": version("smelt-interp"), "torch": torch.__version__, "numpy": np.__version__},
+        "versions": {"smelt-interp": smelt_interp.__version__, "torch": torch.__version__, "numpy": np.__version__},
     }
     if hooked := list(model.list_hooks()):  # the numbers are those of the network as its hooks edit it
         facts["hooked"] = hooked

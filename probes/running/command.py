@@ -11,10 +11,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, make_dataclass
 from html import escape
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+import numpy as np
+
+import smelt_interp
 from probes.running import catalog, report
 from probes.running.contract import Level, Probe, Result, Row
 from probes.running.source import Data, DataChoice, DataSet, Network, Source, data_sets, open_networks
@@ -197,7 +199,8 @@ def describe(
         ],
         "versions": {
             "python": ".".join(map(str, sys.version_info[:3])),
-            **{package: version(package) for package in ("smelt-interp", "numpy")},
+            "smelt-interp": smelt_interp.__version__,
+            "numpy": np.__version__,
         },
         "command": command,
     }

@@ -53,7 +53,7 @@ def page(module: str, folder: Path, *names: str, **query: str) -> AppTest:
         from app.widgets.capture_folder import choose_capture
 
         choose_capture(Path(folder))
-        partial(getattr(import_module(f"app.{module}"), module), *names)(Path(folder))
+        partial(getattr(import_module(f"app.views.{module}"), f"{module}_page"), *names)(Path(folder))
 
     test = AppTest.from_function(script, default_timeout=60, args=(module, names, str(folder)))
     test.query_params.update(query)
@@ -63,7 +63,7 @@ def page(module: str, folder: Path, *names: str, **query: str) -> AppTest:
 
 
 def probe(name: str, folder: Path, **query: str) -> AppTest:
-    return page("probe_page", folder, name, **query)
+    return page("probe", folder, name, **query)
 
 
 def maps_of(test: AppTest) -> list[np.ndarray]:
@@ -245,7 +245,7 @@ def test_words_that_are_no_option_are_refused() -> None:
 
 
 def test_the_maps_are_both_visits_and_their_difference(folder: Path) -> None:
-    test = page("attention_page", folder, capture="looped.h5", sample="2", layer="3", head="4")
+    test = page("attention", folder, capture="looped.h5", sample="2", layer="3", head="4")
     capture = Capture(folder / "looped.h5")
     length = int(capture.samples.length_N[1])
     first, second = (capture.read("attn.hook_pattern", step, slice(1, 2), 3)[0][:length, :length] for step in (2, 4))
@@ -264,12 +264,12 @@ def test_only_the_matrices_on_the_page_are_read(folder: Path, monkeypatch: pytes
         return read(self, suffix, step, samples, head)
 
     monkeypatch.setattr(Capture, "read", watched)
-    page("attention_page", folder, capture="looped.h5", sample="3", layer="2", head="1")
+    page("attention", folder, capture="looped.h5", sample="3", layer="2", head="1")
     assert asked == [("attn.hook_pattern", step, slice(2, 3), 0) for step in (1, 3)]
 
 
 def test_a_link_opens_the_same_view_and_its_python_gives_the_same_figure(folder: Path) -> None:
-    test = page("attention_page", folder, capture="looped.h5", sample="3", layer="2", head="2")
+    test = page("attention", folder, capture="looped.h5", sample="3", layer="2", head="2")
     assert (test.number_input(key="sample").value, test.selectbox(key="layer").value) == (3, 2)
     assert test.selectbox(key="head").value == 2
     scope: dict[str, object] = {}
@@ -280,7 +280,7 @@ def test_a_link_opens_the_same_view_and_its_python_gives_the_same_figure(folder:
 
 
 def test_a_baseline_has_one_map_and_says_so(folder: Path) -> None:
-    test = page("attention_page", folder, capture="baseline.h5", layer="2")
+    test = page("attention", folder, capture="baseline.h5", layer="2")
     assert [info.value for info in test.info] == [
         "This network visits each layer once (a Baseline), so there is one map and no difference."
     ]
@@ -288,7 +288,7 @@ def test_a_baseline_has_one_map_and_says_so(folder: Path) -> None:
 
 
 def test_a_layer_outside_the_loop_says_where_the_loop_is(folder: Path) -> None:
-    test = page("attention_page", folder, capture="looped.h5", layer="1")
+    test = page("attention", folder, capture="looped.h5", layer="1")
     assert test.info[0].value.startswith("Layer 1 lies outside the loop and is visited once")
     assert test.info[0].value.endswith("Layers with two visits: 2, 3.")
 
@@ -298,11 +298,11 @@ def test_of_three_visits_any_two_are_compared(tmp_path: Path) -> None:
     samples = episodes().samples
     batch = planted_batch(config, samples, random_sites(config, samples, ("attn.hook_pattern",)))
     write_capture(tmp_path / "three.h5", [batch], dtype="float32")
-    test = page("attention_page", tmp_path, capture="three.h5", layer="2", earlier="2", later="3")
+    test = page("attention", tmp_path, capture="three.h5", layer="2", earlier="2", later="3")
     length = int(samples.length_N[0])
     second, third = (batch.sites[step, "attn.hook_pattern"][0, 0, :length, :length] for step in (3, 5))
     np.testing.assert_array_equal(maps_of(test)[2], np.where(np.isnan(maps_of(test)[0]), np.nan, third - second))
-    test = page("attention_page", tmp_path, capture="three.h5", layer="2", earlier="2")
+    test = page("attention", tmp_path, capture="three.h5", layer="2", earlier="2")
     assert test.selectbox(key="later").options == ["3"]
 
 
@@ -310,19 +310,19 @@ def test_a_capture_without_attention_says_what_it_lacks(tmp_path: Path) -> None:
     batch = episodes()
     kept = {key: array for key, array in batch.sites.items() if key[1] == "hook_resid_pre"}
     write_capture(tmp_path / "resid.h5", [replace(batch, sites=kept, heads={})])
-    (error,) = page("attention_page", tmp_path, capture="resid.h5").error
+    (error,) = page("attention", tmp_path, capture="resid.h5").error
     assert error.value.startswith("a capture must hold attn.hook_pattern to draw it")
 
 
 # The folder
 
 
-@pytest.mark.parametrize("module", ["attention_page", "probe_page"])
+@pytest.mark.parametrize("module", ["attention", "probe"])
 @pytest.mark.parametrize("name", ["cut.h5", "half.h5"])
 def test_a_capture_that_does_not_open_shows_its_line(module: str, name: str, folder: Path) -> None:
     with pytest.raises(UserError) as problem:
         Capture(folder / name)
-    names = ("expert_overlap",) if module == "probe_page" else ()
+    names = ("expert_overlap",) if module == "probe" else ()
     test = page(module, folder, *names, capture=name)
     assert [error.value for error in test.error] == [str(problem.value)]
     assert not test.get("plotly_chart")
@@ -380,7 +380,7 @@ def test_an_empty_folder_says_what_to_type(tmp_path: Path, monkeypatch: pytest.M
     for line in RECORD.format(folder=tmp_path).splitlines():
         parsed = parsed_record(line)
         assert parsed.out.parent == tmp_path
-    assert page("attention_page", tmp_path).code[0].value == RECORD.format(folder=tmp_path)
+    assert page("attention", tmp_path).code[0].value == RECORD.format(folder=tmp_path)
 
 
 def parsed_record(line: str):
@@ -422,7 +422,7 @@ def test_a_folder_of_captures_without_permission_is_one_line(tmp_path: Path, mod
 
 
 def test_a_link_to_a_capture_that_is_gone_says_so(folder: Path) -> None:
-    (error,) = page("attention_page", folder, capture="gone.h5").error
+    (error,) = page("attention", folder, capture="gone.h5").error
     assert "got gone.h5: choose one" in error.value
     assert "looped.h5" in error.value
 

@@ -233,8 +233,8 @@ def test_bad_input_ends_in_one_line(command: Command, tmp_path: Path) -> None:
 
 def test_the_numbers_import_neither_torch_nor_an_optimiser() -> None:
     modules = [
-        *("presets", "budget", "matching", "sparsity", "scaling", "calibration"),
-        *("serving", "residual_variance", "paper"),
+        *(f"costs.{name}" for name in ("presets", "budget", "matching", "sparsity", "serving", "residual_variance")),
+        *("scaling.command", "scaling.calibration", "paper.table"),
     ]
     script = (
         "import importlib, sys\n"
