@@ -33,6 +33,8 @@ class Pass:
     """RoPE cosines by position; None is a network without rotary embedding."""
     sin_BTC: Tensor | None
     kv_cache: KVCache | None
+    routings: list[Routing]
+    """Takes each step's routing, in order."""
 
 
 class RMSNorm(nn.Module):
