@@ -42,7 +42,7 @@ from cache.selection import Kept
 from cache.store import DAMAGE, REQUEST_FILE, Capture, check_links, parts_folder, sidecar
 from cache.verify import verify_contents, verify_digest
 from smelt_interp.data.samples import concatenate
-from smelt_interp.data.tokenizer import PAD, decode_bytes
+from smelt_interp.data.tokenizer import PAD
 from smelt_interp.errors import UserError
 from smelt_interp.plan import plan
 from smelt_interp.sites import SITES
@@ -385,7 +385,7 @@ def _write_head(file: h5py.File, contents: Contents, command: str) -> None:
         data = np.asarray(array, TOKEN_TYPES[name])
         rows = min(len(data), 64 if name in TOKEN_COLUMNS else 4096)
         tokens.create_dataset(name, data=data, chunks=(rows, *data.shape[1:]), fletcher32=True)
-    texts = [decode_bytes(ids_T[:length]) for ids_T, length in zip(samples.ids_NT, samples.length_N, strict=True)]
+    texts = [b"".join(samples.row_text(row)) for row in range(len(samples))]
     text = tokens.create_group("text")
     text.create_dataset("offsets", data=np.cumsum([0, *map(len, texts)]), fletcher32=True)
     joined = np.frombuffer(b"".join(texts), np.uint8)

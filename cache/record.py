@@ -29,7 +29,7 @@ from cache.selection import Kept, chosen_steps, head_axis, num_heads, select
 from cache.store import Capture, parts_folder
 from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.samples import Samples
-from smelt_interp.data.tokenizer import tokenizer_json
+from smelt_interp.data.tokenizer import BYTES
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.sites import SITES, hook_name
 from smelt_interp.terminal.command_line import parse
@@ -213,13 +213,13 @@ def _facts(model: "LoopedMoE", batch_size: int, num_tokens: int) -> dict[str, ob
     """What fixes the numbers beside data and selection."""
     import torch
 
-    from model.experts.call import backend_for
+    from model.experts.dispatch import backend_for
     from model.experts.tiles import FP_FUSION
 
     device = next(model.parameters()).device
     facts: dict[str, object] = {
         "weights": weights_digest(model),
-        "tokenizer": hashlib.sha256(tokenizer_json().encode()).hexdigest(),
+        "tokenizer": hashlib.sha256(BYTES.to_json().encode()).hexdigest(),
         "batch_shape": [batch_size, num_tokens],
         "device": device.type,
         "experts": {"backend": backend_for(device, "auto"), "fp_fusion": FP_FUSION},
@@ -301,7 +301,7 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
         )
     if options.untrained:
         model = LoopedMoE(model.config, seed=options.untrained_seed)
-    samples = load_samples(options.data, model.config.context)
+    samples = load_samples(options.data, model.config.context, BYTES)
     source: dict[str, object] = {
         "checkpoint": options.ckpt.resolve().name,
         "data": asdict(options.data),

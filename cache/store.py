@@ -30,6 +30,7 @@ from cache.layout import (
 from cache.selection import Kept, head_axis
 from smelt_interp.config import ModelConfig
 from smelt_interp.data.samples import Role, Samples
+from smelt_interp.data.tokenizer import BYTES, text_of
 from smelt_interp.errors import UserError
 from smelt_interp.plan import Plan, plan
 from smelt_interp.sites import SITES, check_suffix
@@ -275,6 +276,8 @@ def _read_samples(file: h5py.File) -> tuple[Samples, NDArray[np.int64]]:
         segment_start_NT=arrays["segment_start"],
         domain_N=arrays["domain"],
         episode_N=arrays["episode"],
+        document_N=np.arange(shape[0]),
+        text=text_of(BYTES, arrays["ids"], arrays["length"]),
     )
     return samples, arrays["sample_id"]
 

@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from smelt_interp.config import ModelConfig
-from smelt_interp.data.tokenizer import tokenizer_json
+from smelt_interp.data.tokenizer import BYTES, is_byte_tokenizer
 from smelt_interp.errors import UserError
 from smelt_interp.terminal.output_files import make_folder, write_whole
 
@@ -112,7 +112,7 @@ def write_checkpoint(
     scratch.mkdir(exist_ok=True)
     try:
         write_whole(scratch / CONFIG, (json.dumps(config.to_json(), indent=1) + "\n").encode())
-        write_whole(scratch / TOKENIZER, tokenizer_json().encode())
+        write_whole(scratch / TOKENIZER, BYTES.to_json().encode())
         write_whole(scratch / README, readme.encode())
         write_whole(scratch / WEIGHTS, save(stored))  # not `save_file`, whose error on a full disk is no OSError
         os.replace(scratch, folder)
@@ -145,5 +145,5 @@ def _check_tokenizer(path: Path) -> None:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} must hold JSON; {error}") from None
-    if stored != json.loads(tokenizer_json()):
+    if not is_byte_tokenizer(stored):
         raise UserError(f"{path} must be the byte tokenizer; this one differs, so its tokens would be read wrongly")

@@ -22,18 +22,16 @@ class FinalNorm(NormHooks):
 
 
 class TiedUnembedding(nn.Module):
-    """An unembedding that is the network's embedding: no weight of its own, so `state_dict` holds it once, and the
-    embedding is looked up at each use, so one that is replaced is the one that runs."""
+    """An unembedding that is the embedding: no weight of its own, so `state_dict` holds it once."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
-        self._network = (network,)  # inside a tuple, where it is not registered as a part
+        self._embedding = (embedding,)  # inside a tuple, where it is not registered a second time
 
     @property
     def weight(self) -> Tensor:
         """The embedding, (W, D)."""
-        weight: Tensor = self._network[0].embed.weight  # type: ignore[union-attr, assignment]  # an embedding's
-        return weight
+        return self._embedding[0].weight
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Logits (B, T, W)."""

@@ -54,11 +54,11 @@ def data_sets(options: Options, sites: tuple[str, ...]) -> tuple[DataSet, ...]:
     """Dyck and code with every site, and Dyck at several numbers of shots with the network's output alone."""
     by_site = tuple(name for name in catalog.NAMES if name != "dyck_icl")
     return (
-        DataSet(name="dyck", data=DataOptions(data="dyck", samples=options.samples), sites=sites, probes=by_site),
-        DataSet(name="code", data=DataOptions(data="code", samples=options.samples), sites=sites, probes=by_site),
+        DataSet(name="dyck", data=DataOptions(data=("dyck",), samples=options.samples), sites=sites, probes=by_site),
+        DataSet(name="code", data=DataOptions(data=("code",), samples=options.samples), sites=sites, probes=by_site),
         DataSet(
             name="shots",
-            data=DataOptions(data="dyck", samples=options.episodes, shots=SHOTS),
+            data=DataOptions(data=("dyck",), samples=options.episodes, shots=SHOTS),
             sites=(),
             probes=("dyck_icl",),
         ),

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from cache.store import Capture
 from smelt_interp.data.samples import Role, Samples
-from smelt_interp.data.tokenizer import token_labels
 from smelt_interp.errors import UserError
 from smelt_interp.plan import Step
 
@@ -127,7 +126,7 @@ def attention_figure(patterns: Mapping[int, NDArray[np.generic]], samples: Sampl
 def axis_names(samples: Samples) -> list[str]:
     """One name a token of the first row: its position from 1 and its label, coloured by role."""
     length = int(samples.length_N[0])
-    labels = token_labels(samples.ids_NT[0, :length])
+    labels = samples.labels(0)[:length]
     escaped = [label.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for label in labels]
     roles = [Role(role) for role in samples.role_NT[0, :length]]
     return [

@@ -45,6 +45,7 @@ from smelt_interp.data.dyck_scores import (
     teacher_forced_first_closer,
 )
 from smelt_interp.data.samples import Role, Samples
+from smelt_interp.data.tokenizer import BYTES
 from smelt_interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -87,19 +88,18 @@ class Episodes:
         """
         if not self.shots or len(set(self.shots)) < len(self.shots):
             raise UserError(f"shots must be one or more different numbers; got {list(self.shots)}")
-        parts = tuple(dyck_samples(self._options(shots, context), self.episodes) for shots in self.shots)
+        parts = tuple(self._samples(shots, context) for shots in self.shots)
         return (DataSet(name="dyck", parts=parts),)
 
-    def _options(self, shots: int, context: int) -> DyckOptions:
-        return DyckOptions(
+    def _samples(self, shots: int, context: int) -> Samples:
+        options = DyckOptions(
             rendering=self.rendering,
             pairing=self.pairing,
-            shots=shots,
+            shots=(shots,),
             num_types=self.num_types,
             max_total=self.max_total,
-            context=context,
-            seed=self.seed,
         )
+        return dyck_samples(options, self.episodes, seed=self.seed, length=context, tokenizer=BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from probes.running.command import Measured
 from probes.running.contract import NULL_PREFIX, Cell, Estimate, Result, Row, row
 from probes.running.report import OTHER_PREFIX
 from probes.running.source import UNTRAINED
-from smelt_interp.data.dyck import DyckOptions
+from smelt_interp.data.dyck import DyckOptions, most_shots
 from smelt_interp.paper import printed
 from smelt_interp.paper.table import last_place
 
@@ -158,7 +158,7 @@ def _at_shots(measured: Measured) -> list[Row]:
     """Exact match at the paper's number of demonstrations, by the looped network and by its Baseline."""
     wanted = int(AT_SHOTS.rpartition("k")[2])
     context = measured.networks[0].config.context
-    reason = f"{DyckOptions(shots=0, context=context).most_shots()} shots fit the context of {context} tokens"
+    reason = f"{most_shots(DyckOptions(), context)} shots fit the context of {context} tokens"
     where: dict[str, Cell] = {"quantity": "exact match", "queries": "all", "shots": wanted}
     found = []
     for architecture in printed.names("downstream", AT_SHOTS):

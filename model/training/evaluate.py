@@ -13,6 +13,7 @@ from smelt_interp.data.dyck import DyckOptions, dyck_samples
 from smelt_interp.data.dyck_scores import teacher_forced
 from smelt_interp.data.mixture import MixtureOptions, TrainingMixture
 from smelt_interp.data.samples import Samples
+from smelt_interp.data.tokenizer import BYTES
 
 SHOTS = (0, 1, 2, 4, 8)
 FRESH_SEED = 1_000_003
@@ -58,15 +59,8 @@ def held_out_loss(network: LoopedMoE, mixture: MixtureOptions) -> dict[str, floa
 @torch.no_grad()
 def dyck_exact_match(network: LoopedMoE, shots: int, mixture: MixtureOptions, episodes: int) -> float:
     """Share of fresh compact `episode` prompts answered exactly under greedy decoding."""
-    options = DyckOptions(
-        rendering="compact",
-        pairing="episode",
-        shots=shots,
-        max_total=mixture.max_total,
-        context=mixture.context,
-        seed=FRESH_SEED,
-    )
-    samples = dyck_samples(options, episodes)
+    options = DyckOptions(shots=(shots,), max_total=mixture.max_total)
+    samples = dyck_samples(options, episodes, seed=FRESH_SEED, length=mixture.context, tokenizer=BYTES)
     argmax_NT = _logits(network, samples.ids_NT).argmax(-1).numpy()
     return float(teacher_forced(samples, argmax_NT, newline=True).mean())
 

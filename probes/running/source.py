@@ -19,6 +19,7 @@ from smelt_interp.config import ModelConfig
 from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.dyck import Pairing, Rendering
 from smelt_interp.data.samples import Samples
+from smelt_interp.data.tokenizer import BYTES
 from smelt_interp.errors import UserError
 
 if TYPE_CHECKING:
@@ -111,8 +112,8 @@ class Data:
         if not self.data or len(set(self.data)) < len(self.data):
             raise UserError(f"data must be one or more different names; got {' '.join(self.data) or 'none'}")
         shared = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "data"}
-        options = [DataOptions(data=name, **shared) for name in self.data]
-        return tuple(DataSet(name=each.data, parts=(load_samples(each, context),)) for each in options)
+        options = [DataOptions(data=(name,), **shared) for name in self.data]
+        return tuple(DataSet(name=each.data[0], parts=(load_samples(each, context, BYTES),)) for each in options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ from operator import truediv
 import numpy as np
 from numpy.typing import NDArray
 
-from smelt_interp.data.samples import Samples
-from smelt_interp.data.text import text_rows
-from smelt_interp.data.tokenizer import BOS
+from smelt_interp.data.marked_text import MarkedText, Row, Tokens, padded, tokens_of, with_bos
+from smelt_interp.data.samples import Samples, document_id
+from smelt_interp.data.tokenizer import Tokenizer
 from smelt_interp.errors import UserError
 
 SYMBOLS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123@#$%"
@@ -22,7 +22,7 @@ SYMBOLS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123@#$%"
 TRIGGERS = b"@#$"
 TRIGGER_PROBABILITY = 0.05
 """Probability of each trigger after any symbol that is not one."""
-DOMAIN = b"backcopy"
+DOMAIN = "backcopy"
 _MATRIX_SEED = 241013835
 
 
@@ -74,20 +74,25 @@ def is_copied(ids_NT: NDArray[np.integer]) -> NDArray[np.bool_]:
     return copied_NT
 
 
-def backcopy_rows(num: int, length: int, generator: np.random.Generator) -> NDArray[np.int32]:
-    """`num` rows of `length` token ids, BOS first. -> (N, T)"""
-    ids_NT = np.full((num, length), BOS, dtype=np.int32)
-    for row, uniform_T in enumerate(generator.random((num, length - 1)).tolist()):
-        ids_NT[row, 1:] = np.frombuffer(backcopy_row(uniform_T), np.uint8)
-    return ids_NT
+def backcopy_rows(num: int, length: int, generator: np.random.Generator, tokenizer: Tokenizer) -> list[Row]:
+    """`num` rows of `length` tokens, BOS first where the tokenizer has one; each is a document."""
+    width = length - (tokenizer.bos_id is not None)
+    rows = []
+    for uniform_T in generator.random((num, width)).tolist():
+        text = backcopy_row(uniform_T).decode()
+        source = MarkedText(text=text, document=document_id(DOMAIN, text), domain=DOMAIN)
+        ids_T, role_T = tokens_of(source, tokenizer)
+        rows.append(Row(with_bos(Tokens(ids_T[:width], role_T[:width]), tokenizer), source))
+    return rows
 
 
-def backcopy_samples(num: int, length: int, seed: int) -> Samples:
-    """`num` rows of bigram-backcopy text of `length` tokens each, BOS first.
+def backcopy_samples(num: int, *, length: int, seed: int, tokenizer: Tokenizer) -> Samples:
+    """`num` rows of bigram-backcopy text of at most `length` tokens: one symbol for each token of a row, so rows are
+    shorter where a token is several symbols.
 
     Raises UserError when `num` is below 1 or `length` below 2.
     """
     if num < 1 or length < 2:
         raise UserError(f"backcopy text must have at least 1 row of at least 2 tokens; got {num} of {length}")
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, _MATRIX_SEED])))
-    return text_rows(backcopy_rows(num, length, generator), DOMAIN)
+    return padded(backcopy_rows(num, length, generator, tokenizer), tokenizer)

@@ -1,82 +1,72 @@
-"""One choice of data by name, as commands take it, and the samples that it stands for."""
+"""Choices of data by name, as commands take them, and the samples that they stand for."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from smelt_interp.data.backcopy import backcopy_samples
-from smelt_interp.data.dyck import DyckOptions, Pairing, Rendering, dyck_samples
+from smelt_interp.data.dyck import DyckOptions, dyck_samples
 from smelt_interp.data.samples import Samples, concatenate
-from smelt_interp.data.text import Domain, corpus_samples, file_corpus, text_samples
-from smelt_interp.data.tokenizer import PAD
+from smelt_interp.data.text import Cut, Domain, corpus, corpus_samples, own_corpus
+from smelt_interp.data.tokenizer import Tokenizer, padding_id
 from smelt_interp.errors import UserError
 
 DataName = Literal["dyck", "code", "prose", "math", "backcopy"]
-_DYCK = DyckOptions()
+MOST_SAMPLES = 1_000_000
+MOST_TOKENS = 1_000_000
+"""Of a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataOptions:
+class DataOptions(DyckOptions):
     """Which samples. Raises UserError when a field is outside its rule."""
 
-    data: str = "dyck"
-    """dyck, backcopy, held-out code, prose or math, or the path of a text file in UTF-8."""
+    data: tuple[str, ...] = ("dyck",)
+    """One or more of dyck, backcopy, held-out code, prose or math, and paths of text files or folders in UTF-8."""
     samples: int = 64
-    """Rows to draw, of Dyck for each number of shots; each depends on the seed and its number alone."""
+    """Rows of each, of Dyck for each number of shots; each row depends on the seed and its number alone."""
     seed: int = 0
     length: int = 160
     """Tokens a row of text has, and a Dyck episode may have; at most the network's context."""
-    shots: tuple[int, ...] = (_DYCK.shots,)
-    """Dyck: demonstrations before the query, one or more numbers; the same queries are asked at each."""
-    rendering: Rendering = _DYCK.rendering
-    """Dyck: how a shot is written."""
-    pairing: Pairing = "episode"
-    """Dyck: episode permutes the closers for each episode."""
-    num_types: int = _DYCK.num_types
-    """Dyck: bracket types, 1 to 4."""
-    max_total: int = _DYCK.max_total
-    """Dyck: brackets of prefix and answer together, at most; even."""
+    cut: Cut = "tiled"
+    """Text: tiled rows do not overlap; drawn ones may, and there are as many as asked for."""
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise UserError(f"samples must be at least 1; got {self.samples}")
-        if self.seed < 0:
-            raise UserError(f"seed must be 0 or above; got {self.seed}")
-        if not self.shots or len(set(self.shots)) < len(self.shots):
-            raise UserError(f"shots must be one or more different numbers; got {list(self.shots)}")
-        if self.length < 2:
-            raise UserError(f"length must be at least 2 tokens; got {self.length}")
-
-    def dyck(self, shots: int) -> DyckOptions:
-        """The episodes with so many shots. Raises UserError when they do not fit the length."""
-        return DyckOptions(
-            rendering=self.rendering,
-            pairing=self.pairing,
-            shots=shots,
-            num_types=self.num_types,
-            max_total=self.max_total,
-            context=self.length,
-            seed=self.seed,
-        )
+        DyckOptions.__post_init__(self)
+        if not self.data or len(set(self.data)) < len(self.data):
+            raise UserError(f"data must be one or more different names; got {' '.join(self.data) or 'none'}")
+        if not 1 <= self.samples <= MOST_SAMPLES:
+            raise UserError(f"samples must be 1 to {MOST_SAMPLES}; got {self.samples}")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"seed must be 0 to 2**63 - 1; got {self.seed}")
+        if not 2 <= self.length <= MOST_TOKENS:
+            raise UserError(f"length must be 2 to {MOST_TOKENS} tokens; got {self.length}")
+        if self.cut not in get_args(Cut):
+            raise UserError(f"cut must be one of {', '.join(get_args(Cut))}; got {self.cut}")
 
 
-def load_samples(options: DataOptions, context: int) -> Samples:
-    """The samples of `options` for a network that reads `context` tokens.
+def load_samples(options: DataOptions, context: int, tokenizer: Tokenizer) -> Samples:
+    """The samples of `options` for a network that reads `context` tokens of `tokenizer`, name after name.
 
     Raises UserError for rows longer than the context, shots that do not fit (naming the most that do), data of no
-    known name, and a file that is missing, empty, not UTF-8 or shorter than a row.
+    known name, more rows than a text holds, and a file that is missing, empty, not UTF-8 or shorter than a row.
     """
     if options.length > context:
         raise UserError(f"length must be at most the network's context of {context} tokens; got {options.length}")
-    if options.data == "dyck":
-        return concatenate([dyck_samples(options.dyck(shots), options.samples) for shots in options.shots], PAD)
-    if options.data == "backcopy":
-        return backcopy_samples(options.samples, options.length, options.seed)
+    parts = [_load(name, options, tokenizer) for name in options.data]
+    return concatenate(parts, padding_id(tokenizer))
+
+
+def _load(name: str, options: DataOptions, tokenizer: Tokenizer) -> Samples:
+    num, length, seed = options.samples, options.length, options.seed
+    if name == "dyck":
+        return dyck_samples(options, num, length=length, seed=seed, tokenizer=tokenizer)
+    if name == "backcopy":
+        return backcopy_samples(num, length=length, seed=seed, tokenizer=tokenizer)
     domains: tuple[Domain, ...] = get_args(Domain)
-    for domain in domains:
-        if options.data == domain:
-            return text_samples(domain, "held_out", options.samples, options.length, options.seed)
-    path = Path(options.data)
-    if not path.exists():
-        raise UserError(f"data must be one of {', '.join(get_args(DataName))}, or a file; got {options.data!r}")
-    return corpus_samples(file_corpus(path), options.samples, options.length, options.seed)
+    found = [corpus(domain, "held_out") for domain in domains if domain == name]
+    if not found and not os.path.exists(name):
+        raise UserError(f"data must be one of {', '.join(get_args(DataName))}, or a file or folder; got {name!r:.120}")
+    texts = found[0] if found else own_corpus(Path(name))
+    return corpus_samples(texts, num, length=length, seed=seed, tokenizer=tokenizer, cut=options.cut)

@@ -22,19 +22,21 @@ permutation of the closers (the usual one included), used in its prefixes, demon
 
 Demonstrations and query come from disjoint draws: no demonstration has the query's prefix. Row i depends on the
 seed and i alone, and its query is drawn first, so the same seed asks the same queries at every number of shots.
+
+Episodes are text; a network's tokenizer makes tokens of it, each with the role of its last character.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-from smelt_interp.data.samples import EPISODE, Role, Samples
-from smelt_interp.data.tokenizer import BOS, PAD
+from smelt_interp.data.marked_text import MarkedText, Row, Tokens, joined, padded, roles_of, tokens_of, with_bos
+from smelt_interp.data.samples import Episode, Role, Samples, document_id
+from smelt_interp.data.tokenizer import Tokenizer
 from smelt_interp.errors import UserError
 
 Rendering = Literal["full", "compact"]
@@ -43,27 +45,27 @@ Pairing = Literal["standard", "episode"]
 OPENERS = "([{<"
 CLOSERS = ")]}>"
 MAX_OPEN = 3
-DOMAIN = b"dyck"
+MOST_SHOTS = 10_000
+DOMAIN = "dyck"
 INSTRUCTION = "Complete each sequence: close every open bracket, the last one opened first.\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DyckOptions:
-    """What episodes are drawn. Raises UserError when a field is outside its rule, or when the shots do not fit."""
+    """What episodes are drawn. Raises UserError when a field is outside its rule."""
 
+    shots: tuple[int, ...] = (8,)
+    """Dyck: demonstrations before the query, one or more numbers; the same queries are asked at each."""
     rendering: Rendering = "compact"
-    pairing: Pairing = "standard"
-    shots: int = 8
-    """Demonstrations before the query."""
+    """Dyck: how a shot is written: `PREFIX:ANSWER`, or in full with an instruction line."""
+    pairing: Pairing = "episode"
+    """Dyck: episode permutes the closers for each episode, in prefix, demonstrations and answer alike."""
     num_types: int = 4
-    """The first 1 to 4 of ( [ { <."""
+    """Dyck: bracket types, the first 1 to 4 of ( [ { <."""
     min_total: int = 4
-    """Brackets of prefix and answer together, at least; even."""
+    """Dyck: brackets of prefix and answer together, at least; even."""
     max_total: int = 12
-    """Brackets of prefix and answer together, at most; even, up to 100."""
-    context: int = 160
-    """Tokens a row may have."""
-    seed: int = 0
+    """Dyck: brackets of prefix and answer together, at most; even, up to 100."""
 
     def __post_init__(self) -> None:
         for what, value, choices in (("rendering", self.rendering, Rendering), ("pairing", self.pairing, Pairing)):
@@ -74,33 +76,18 @@ class DyckOptions:
         totals = (self.min_total, self.max_total)
         if any(total % 2 for total in totals) or not 4 <= self.min_total <= self.max_total <= 100:
             raise UserError(f"Dyck min_total and max_total must be even, 4 <= min <= max <= 100; got {totals}")
-        if not 0 <= self.shots <= 10_000:
-            raise UserError(f"Dyck shots must be 0 to 10000; got {self.shots}")
-        if self.seed < 0:
-            raise UserError(f"Dyck seed must be 0 or above; got {self.seed}")
-        if self.shots > (most := self.most_shots()):
-            way_out = "lower max_total or choose a longer context" + (
-                "" if self.rendering == "compact" else ", or the compact rendering"
-            )
-            if most < 0:
-                raise UserError(
-                    f"Dyck context must hold a query of {self.max_total} brackets; got {self.context}: {way_out}"
-                )
-            raise UserError(
-                f"Dyck shots must be at most {most}, the largest number that fits a context of {self.context} tokens "
-                f"with sequences of up to {self.max_total} brackets; got {self.shots}: {way_out}"
-            )
+        if not self.shots or len(set(self.shots)) < len(self.shots):
+            raise UserError(f"Dyck shots must be one or more different numbers; got {list(self.shots)}")
+        if not 0 <= min(self.shots) <= max(self.shots) <= MOST_SHOTS:
+            raise UserError(f"Dyck shots must be 0 to {MOST_SHOTS}; got {list(self.shots)}")
 
-    def longest_shot(self) -> int:
-        """Tokens of the longest shot that these options can draw."""
-        if self.rendering == "compact":
-            return self.max_total + len(":\n")
-        return 2 * self.max_total - 2 + len("Input: \nOutput: \n")
 
-    def most_shots(self) -> int:
-        """The largest number of demonstrations that always fits before a query; negative when the query does not."""
-        fixed = 1 + (0 if self.rendering == "compact" else len(INSTRUCTION))
-        return (self.context - fixed) // self.longest_shot() - 1
+def most_shots(options: DyckOptions, length: int) -> int:
+    """The largest number of shots that fits before any query in rows of `length` bytes, BOS included; negative when
+    no query does."""
+    if options.rendering == "compact":
+        return (length - 1) // (options.max_total + len(":\n")) - 1
+    return (length - 1 - len(INSTRUCTION)) // (2 * options.max_total - 2 + len("Input: \nOutput: \n")) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,82 +153,96 @@ def render_shot(shot: Shot, rendering: Rendering) -> tuple[str, str]:
     return f"Input: {' '.join(shot.prefix)}\nOutput: ", f"{' '.join(shot.answer)}\n"
 
 
-def _write(parts: Sequence[tuple[str, Role]], ids_T: NDArray[np.int32], role_T: NDArray[np.uint8]) -> None:
-    """Write BOS and the parts into a row, cut at its end."""
-    ids_T[0], role_T[0] = BOS, Role.BOS
-    position = 1
-    for text, role in parts:
-        data = np.frombuffer(text.encode(), np.uint8)[: len(ids_T) - position]
-        ids_T[position : position + len(data)] = data
-        role_T[position : position + len(data)] = role
-        position += len(data)
+def episode(options: DyckOptions, shots: int, number: int, seed: int) -> MarkedText:
+    """The episode of a number: its text ends with the answer to its query."""
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, number])))
+    uniform = uniform_stream(generator)
+    closers = draw_closers(uniform, options.num_types, options.pairing)
+    query = draw_shot(uniform, closers, options.min_total, options.max_total)
+    parts: list[tuple[str, Role]] = [] if options.rendering == "compact" else [(INSTRUCTION, Role.INSTRUCTION)]
+    written = 0
+    while written < shots:
+        shot = draw_shot(uniform, closers, options.min_total, options.max_total)
+        if shot.prefix != query.prefix:
+            question, answer = render_shot(shot, options.rendering)
+            parts += [(question, Role.DEMONSTRATION_INPUT), (answer, Role.DEMONSTRATION_ANSWER)]
+            written += 1
+    question, answer = render_shot(query, options.rendering)
+    text, spans = joined([*parts, (question, Role.QUERY), (answer, Role.ANSWER)])
+    shown = not set(query.answer).isdisjoint(query.prefix)
+    return MarkedText(
+        text=text,
+        spans=spans,
+        document=document_id(DOMAIN, f"{options.pairing} {query.prefix} {query.answer} {seed} {number}"),
+        domain=DOMAIN,
+        episode=Episode(shots, query.depth, len(query.answer), options.pairing == "episode", shown),
+    )
 
 
-def dyck_samples(options: DyckOptions, num: int) -> Samples:
-    """`num` episodes, each a row that ends with its query's answer, padded to the longest.
+def dyck_samples(options: DyckOptions, num: int, *, seed: int, length: int, tokenizer: Tokenizer) -> Samples:
+    """`num` episodes for each number of shots, each a row that ends with its query's answer, padded to the longest.
 
-    Raises UserError when `num` is below 1.
+    The same query after different numbers of shots is one document. Raises UserError when `num` is below 1, and for
+    episodes that do not fit `length` tokens, naming the number of shots that does.
     """
     if num < 1:
         raise UserError(f"number of Dyck episodes must be at least 1; got {num}")
-    rows: list[list[tuple[str, Role]]] = []
-    episode_N = np.zeros(num, dtype=EPISODE)
-    for row in range(num):
-        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([options.seed, row])))
-        uniform = uniform_stream(generator)
-        closers = draw_closers(uniform, options.num_types, options.pairing)
-        query = draw_shot(uniform, closers, options.min_total, options.max_total)
-        parts: list[tuple[str, Role]] = [] if options.rendering == "compact" else [(INSTRUCTION, Role.INSTRUCTION)]
-        while len(parts) < 2 * options.shots + (options.rendering == "full"):
-            shot = draw_shot(uniform, closers, options.min_total, options.max_total)
-            if shot.prefix != query.prefix:
-                question, answer = render_shot(shot, options.rendering)
-                parts += [(question, Role.DEMONSTRATION_INPUT), (answer, Role.DEMONSTRATION_ANSWER)]
-        question, answer = render_shot(query, options.rendering)
-        rows.append([*parts, (question, Role.QUERY), (answer, Role.ANSWER)])
-        shown = not set(query.answer).isdisjoint(query.prefix)
-        episode_N[row] = (options.shots, query.depth, len(query.answer), options.pairing == "episode", shown)
-    length_N = np.array([1 + sum(len(text) for text, _ in parts) for parts in rows], dtype=np.int32)
-    ids_NT = np.full((num, length_N.max()), PAD, dtype=np.int32)
-    role_NT = np.full(ids_NT.shape, Role.PAD, dtype=np.uint8)
-    for row, parts in enumerate(rows):
-        _write(parts, ids_NT[row], role_NT[row])
-    return _dyck_rows(ids_NT, role_NT, length_N, episode_N)
+    rows = []
+    for shots in options.shots:
+        for number in range(num):
+            source = episode(options, shots, number, seed)
+            tokens = with_bos(tokens_of(source, tokenizer), tokenizer)
+            if len(tokens.ids_T) > length:
+                raise _too_long(options, shots, length, len(tokens.ids_T))
+            rows.append(Row(tokens, source))
+    return padded(rows, tokenizer)
 
 
-def filled_rows(num: int, length: int, pairing: Pairing, max_total: int, generator: np.random.Generator) -> Samples:
+def _too_long(options: DyckOptions, shots: int, length: int, num_tokens: int) -> UserError:
+    way_out = "" if options.rendering == "compact" else ", or choose the compact rendering"
+    if (most := most_shots(options, length)) < 0:
+        return UserError(
+            f"Dyck rows of {length} tokens must hold a query of {options.max_total} brackets; got one of {num_tokens}: "
+            f"lower max_total, make the rows longer{way_out}"
+        )
+    return UserError(
+        f"Dyck shots must be at most {most}, which always fit rows of {length} tokens with up to {options.max_total} "
+        f"brackets a sequence; got {shots}, {num_tokens} tokens: lower max_total, make the rows longer{way_out}"
+    )
+
+
+def filled_rows(
+    num: int, length: int, pairing: Pairing, max_total: int, generator: np.random.Generator, tokenizer: Tokenizer
+) -> list[Row]:
     """`num` rows of exactly `length` tokens for training: compact shots of one episode until the row is full.
 
     The last shot is cut where the row ends. Each episode has its own max_total, uniform over the even numbers from 4
     to `max_total`. There is no query: all shots are demonstrations and `shots` counts the whole ones.
     """
     uniform = uniform_stream(generator)
-    ids_NT = np.zeros((num, length), dtype=np.int32)
-    role_NT = np.zeros((num, length), dtype=np.uint8)
-    episode_N = np.zeros(num, dtype=EPISODE)
-    for row in range(num):
+    width = length - (tokenizer.bos_id is not None)
+    rows = []
+    for _ in range(num):
         closers = draw_closers(uniform, len(OPENERS), pairing)
         longest = 4 + 2 * int(next(uniform) * (max_total // 2 - 1))
         parts: list[tuple[str, Role]] = []
-        written, whole = 1, -1
-        while written < length:
-            question, answer = render_shot(draw_shot(uniform, closers, 4, longest), "compact")
-            parts += [(question, Role.DEMONSTRATION_INPUT), (answer, Role.DEMONSTRATION_ANSWER)]
-            written += len(question) + len(answer)
-            whole += 1
-        _write(parts, ids_NT[row], role_NT[row])
-        episode_N[row] = (whole + (written == length), 0, 0, pairing == "episode", False)
-    return _dyck_rows(ids_NT, role_NT, np.full(num, length, dtype=np.int32), episode_N)
-
-
-def _dyck_rows(
-    ids_NT: NDArray[np.int32], role_NT: NDArray[np.uint8], length_N: NDArray[np.int32], episode_N: NDArray[np.void]
-) -> Samples:
-    return Samples(
-        ids_NT=ids_NT,
-        length_N=length_N,
-        role_NT=role_NT,
-        segment_start_NT=np.zeros_like(ids_NT),
-        domain_N=np.full(len(ids_NT), DOMAIN, dtype="S16"),
-        episode_N=episode_N,
-    )
+        encoding = tokenizer.encode("")
+        while (num_tokens := len(encoding.ids_T)) < width:
+            # Shots are counted one by one; where tokens join across them the whole has fewer, so it is looked at again.
+            while num_tokens < width:
+                question, answer = render_shot(draw_shot(uniform, closers, 4, longest), "compact")
+                parts += [(question, Role.DEMONSTRATION_INPUT), (answer, Role.DEMONSTRATION_ANSWER)]
+                num_tokens += len(tokenizer.encode(question + answer).ids_T)
+            text, spans = joined(parts)
+            encoding = tokenizer.encode(text)
+        tokens = Tokens(encoding.ids_T[:width], roles_of(encoding, text, spans)[:width])
+        whole = sum(span.stop <= encoding.stop_T[width - 1] for span in spans[1::2])
+        source = MarkedText(
+            text=text,
+            spans=spans,
+            document=document_id(DOMAIN, text),
+            domain=DOMAIN,
+            episode=Episode(shots=whole, episode_pairing=pairing == "episode"),
+        )
+        rows.append(Row(with_bos(tokens, tokenizer), source))
+    return rows

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smelt_interp.data.dyck import CLOSERS, OPENERS, Rendering
-from smelt_interp.data.samples import Role, Samples
-from smelt_interp.data.tokenizer import decode
+from smelt_interp.data.samples import Role, Samples, token_class
 from smelt_interp.errors import UserError
 
 
@@ -25,7 +24,8 @@ def queries(samples: Samples) -> tuple[Query, ...]:
     """The query of each row. Raises UserError for a row that asks nothing."""
 
     def brackets(row: int, role: Role) -> str:
-        text = decode(samples.ids_NT[row][samples.role_NT[row] == role])
+        tokens = zip(samples.row_text(row), samples.role_NT[row].tolist(), strict=True)
+        text = b"".join(token for token, each in tokens if each == role).decode(errors="replace")
         return "".join(character for character in text if character in OPENERS + CLOSERS)
 
     found = tuple(Query(brackets(row, Role.QUERY), brackets(row, Role.ANSWER)) for row in range(len(samples)))
@@ -63,7 +63,7 @@ def first_closer(generated: str, query: Query, rendering: Rendering) -> bool:
 def _answer_tokens(samples: Samples, newline: bool) -> NDArray[np.bool_]:
     """Mask of the answer tokens of each row, with or without the newline that closes it. -> (N, T)"""
     answer_NT: NDArray[np.bool_] = samples.role_NT == Role.ANSWER
-    return answer_NT if newline else answer_NT & (samples.ids_NT != ord("\n"))
+    return answer_NT if newline else answer_NT & ~token_class(samples, "newline")
 
 
 def teacher_forced(samples: Samples, argmax_NT: NDArray[np.integer], *, newline: bool) -> NDArray[np.bool_]:

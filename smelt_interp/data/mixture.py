@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from smelt_interp.data.backcopy import DOMAIN as BACKCOPY
 from smelt_interp.data.backcopy import backcopy_rows
 from smelt_interp.data.dyck import filled_rows
-from smelt_interp.data.samples import Samples, concatenate
-from smelt_interp.data.text import Domain, Source, Split, Windows, corpus, text_rows, with_bos
-from smelt_interp.data.tokenizer import PAD
+from smelt_interp.data.marked_text import padded
+from smelt_interp.data.samples import Samples
+from smelt_interp.data.text import Domain, Source, Split, Windows, corpus
+from smelt_interp.data.tokenizer import BYTES, Tokenizer
 from smelt_interp.errors import UserError
 
 EMPTY_DIGEST = "0" * 64
@@ -64,7 +64,7 @@ class CorpusRecord:
 class TrainingMixture:
     """Batches of training rows; the same options and texts give the same rows at each step, on every machine."""
 
-    def __init__(self, options: MixtureOptions) -> None:
+    def __init__(self, options: MixtureOptions, tokenizer: Tokenizer = BYTES) -> None:
         """Reads the texts. Raises UserError when they are missing or too short for the context."""
         self.options = options
         wanted: dict[Domain, int] = {"code": options.code, "prose": options.prose, "math": options.math}
@@ -73,22 +73,21 @@ class TrainingMixture:
             CorpusRecord(domain=domain, documents=len(texts.documents), bytes=texts.num_bytes(), digest=texts.digest())
             for domain, texts in corpora.items()
         )
-        self._text = [
-            (domain, wanted[domain], Windows(texts, options.context - 1)) for domain, texts in corpora.items()
-        ]
+        self._tokenizer = tokenizer
+        self._text = [(wanted[domain], Windows(texts, options.context, tokenizer)) for domain, texts in corpora.items()]
 
     def batch(self, step: int) -> Samples:
         """The rows of a step (counted from 0), each exactly `context` tokens, BOS first."""
         o = self.options
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([o.seed, step])))
-        parts = [
-            filled_rows(o.dyck_episode, o.context, "episode", o.max_total, generator),
-            filled_rows(o.dyck_standard, o.context, "standard", o.max_total, generator),
+        rows = [
+            *filled_rows(o.dyck_episode, o.context, "episode", o.max_total, generator, self._tokenizer),
+            *filled_rows(o.dyck_standard, o.context, "standard", o.max_total, generator, self._tokenizer),
         ]
-        for domain, num, windows in self._text:
-            parts.append(text_rows(with_bos(windows.draw(generator.random(num))), domain.encode()))
-        parts.append(text_rows(backcopy_rows(o.backcopy, o.context, generator), BACKCOPY))
-        return concatenate(parts, PAD)
+        for num, windows in self._text:
+            rows += windows.draw(generator.random(num))
+        rows += backcopy_rows(o.backcopy, o.context, generator, self._tokenizer)
+        return padded(rows, self._tokenizer)
 
     def order_digest(self, num_steps: int) -> str:
         """The digest of the token order of the first `num_steps` steps."""

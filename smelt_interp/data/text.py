@@ -1,16 +1,20 @@
-"""Real text by domain: which documents there are, which of them are held out, and windows of them as samples.
+"""Real text by domain: which documents there are, which of them are held out, and rows of them as samples.
 
-`code` is the standard library of the running interpreter; `prose` and `math` are excerpts that come with the
-package, or the whole documents once `python -m smelt_interp.data.fetch_texts` has fetched them. A document (a file, a
-book) is in training or held out as a whole, by a hash of its name; an excerpt has the name of the document that it
-is the beginning of, so it is on the same side.
+`code` is the standard library of the running interpreter, so its documents differ with Python's version, patch
+releases included; `prose` and `math` are excerpts that come with the package, or the whole documents once
+`python -m smelt_interp.data.fetch_texts` has fetched them. A document (a file, a book) is in training or held out as
+a whole, by a hash of its name; an excerpt has the name of the document that it is the beginning of, so it is on the
+same side. A user's own file is one document; of a folder, every file is one.
+
+A byte order mark at the beginning of a document is no text: it is left out.
 """
 
 import hashlib
 import os
+import stat
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
@@ -18,17 +22,23 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from smelt_interp.data.samples import NO_EPISODE, Role, Samples
-from smelt_interp.data.tokenizer import BOS
+from smelt_interp.data.marked_text import MarkedText, Row, Tokens, padded, tiles, tokens_of, with_bos
+from smelt_interp.data.samples import DOMAIN_WIDTH, Samples, document_id
+from smelt_interp.data.tokenizer import Tokenizer
 from smelt_interp.errors import UserError
 
 Domain = Literal["code", "prose", "math"]
 Split = Literal["train", "held_out"]
 Source = Literal["excerpts", "fetched"]
+Cut = Literal["tiled", "drawn"]
+"""How rows are cut: `tiled` one after the other without overlap, taken in a random order; `drawn` every starting token
+equally likely, so that rows may overlap, as in training."""
 
 HELD_OUT_SHARE = 0.15
 EXCERPTS_FOLDER = Path(__file__).parent / "texts"
-FILE_DOMAIN = b"file"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+LARGEST_TEXT = 200_000_000
+"""Bytes of a user's own texts together."""
 _NOT_CODE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
 """Folders of the library without code to learn from: other people's packages, tests, tables."""
 
@@ -40,7 +50,11 @@ class Document:
     name: str
     """Stable across machines: the path in its collection, e.g. `json/decoder.py`."""
     data: bytes
-    """UTF-8."""
+    """UTF-8, without a byte order mark."""
+
+    def marked(self, domain: str) -> MarkedText:
+        """The document as plain text."""
+        return MarkedText(text=self.data.decode(), document=document_id(domain, self.name), domain=domain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +101,7 @@ def _library_documents() -> Iterator[Document]:
         for file in files:
             if file.endswith(".py") and not file.startswith("_sysconfigdata"):
                 path = Path(folder, file)
-                data = path.read_bytes()
+                data = path.read_bytes().removeprefix(BYTE_ORDER_MARK)
                 try:
                     data.decode()
                 except UnicodeDecodeError:  # a few old files declare another encoding
@@ -98,7 +112,7 @@ def _library_documents() -> Iterator[Document]:
 def _folder_documents(folder: Path) -> Iterator[Document]:
     for path in folder.glob("*.txt"):
         if path.is_file():
-            yield Document(name=path.stem, data=path.read_bytes())
+            yield Document(name=path.stem, data=path.read_bytes().removeprefix(BYTE_ORDER_MARK))
 
 
 @lru_cache(maxsize=12)
@@ -125,91 +139,130 @@ def corpus(domain: Domain, split: Split, source: Source = "excerpts") -> Corpus:
     return Corpus(domain=domain, documents=tuple(chosen))
 
 
-def file_corpus(path: Path) -> Corpus:
-    """A user's own file as a corpus of one document. Raises UserError when it is missing, empty or not UTF-8."""
+def own_corpus(path: Path) -> Corpus:
+    """A user's own file as one document, or a folder with a document for each file at any depth that is not hidden.
+
+    Raises UserError for what is missing, no regular file, empty, too large or not UTF-8.
+    """
     try:
-        data = path.read_bytes()
+        files = [path]
+        if path.is_dir():
+            files = sorted(each for each in path.rglob("[!.]*") if not each.is_dir() and not _hidden(each, path))
+        documents, num_bytes = [], 0
+        for file in files:
+            name = file.relative_to(path).as_posix() if file != path else path.name
+            documents.append(_own_document(file, name, LARGEST_TEXT - num_bytes))
+            num_bytes += len(documents[-1].data)
     except OSError as error:
-        raise UserError(f"text file must be readable; got {path}: {error.strerror}") from None
+        raise UserError(f"text must be readable; got {_shown(error.filename or path)}: {error.strerror}") from None
+    if not documents:
+        raise UserError(f"a folder of text must hold a file; got none in {_shown(path)}")
+    letters = "".join(letter if 32 < ord(letter) < 127 else "_" for letter in path.resolve().stem)
+    return Corpus(domain=f"file:{letters}"[:DOMAIN_WIDTH], documents=tuple(documents))
+
+
+def _hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def split_corpus(texts: Corpus, split: Split) -> Corpus:
+    """The documents of one side."""
+    return replace(texts, documents=tuple(d for d in texts.documents if split_of(texts.domain, d.name) == split))
+
+
+def _own_document(path: Path, name: str, room: int) -> Document:
+    """One file of at most `room` bytes, read only when it is a regular file: a device or a pipe may never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise UserError(f"text must be a regular file; got {_shown(path)}: write it to a file first")
+    with path.open("rb") as file:
+        data = file.read(room + 1)
+    if len(data) > room:
+        raise UserError(f"text must have at most {LARGEST_TEXT} bytes in all; got more with {_shown(path)}: split it")
+    num_bytes, data = len(data), data.removeprefix(BYTE_ORDER_MARK)
     if not data.strip():
-        raise UserError(f"text file must not be empty; got {path} with {len(data)} bytes")
+        raise UserError(f"text file must not be empty; got {_shown(path)} with {num_bytes} bytes")
     try:
         data.decode()
     except UnicodeDecodeError as error:
         raise UserError(
-            f"text file must be UTF-8; got {path} with byte 0x{data[error.start]:02x} at {error.start}: "
+            f"text file must be UTF-8; got {_shown(path)} with byte 0x{data[error.start]:02x} at {error.start}: "
             "convert it first, e.g. with iconv"
         ) from None
-    return Corpus(domain=FILE_DOMAIN.decode(), documents=(Document(name=path.name, data=data),))
+    return Document(name=name, data=data)
+
+
+def _shown(path: object) -> str:
+    """A path for a message: printable, and its end when it is long."""
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(path))
+    return text if len(text) <= 120 else f"…{text[-119:]}"
 
 
 class Windows:
-    """Windows of a corpus: runs of bytes that lie in one document, every starting byte equally likely."""
+    """Windows of a corpus: runs of tokens that lie in one document, every starting token equally likely."""
 
-    def __init__(self, texts: Corpus, width: int) -> None:
-        """Documents shorter than `width` bytes are left out. Raises UserError when there are none left."""
-        if not texts.documents:
-            raise UserError(
-                f"texts of {texts.domain} must hold a document; got none, so those in {fetched_folder()} are "
-                "not whole: run `python -m smelt_interp.data.fetch_texts`, or choose the excerpts"
-            )
-        long_enough = [document.data for document in texts.documents if len(document.data) >= width]
-        if not long_enough:
-            longest = max(len(document.data) for document in texts.documents)
-            raise UserError(
-                f"text rows must be at most {longest + 1} tokens here, the longest document of {texts.domain} "
-                f"and its bos; got {width + 1}"
-            )
-        self.width = width
-        self._bytes = np.frombuffer(b"".join(long_enough), dtype=np.uint8)
-        sizes = np.array([len(data) for data in long_enough])
-        self._shift = np.cumsum(sizes) - sizes - (np.cumsum(sizes - width + 1) - (sizes - width + 1))
-        """Added to the number of a starting byte among all possible ones, gives its place in `_bytes`."""
-        self._last = np.cumsum(sizes - width + 1)
+    def __init__(self, texts: Corpus, length: int, tokenizer: Tokenizer) -> None:
+        """Windows that fill rows of `length` tokens. Raises UserError when no document is that long."""
+        sources, tokens = zip(*_long_enough(texts, length, tokenizer), strict=True)
+        self._sources: tuple[MarkedText, ...] = sources
+        self._tokens: tuple[Tokens, ...] = tokens
+        self._tokenizer = tokenizer
+        self._width = length - (tokenizer.bos_id is not None)
+        self._last = np.cumsum([len(each.ids_T) - self._width + 1 for each in self._tokens])
+        """Windows of all documents up to each."""
 
-    def draw(self, uniform_N: NDArray[np.float64]) -> NDArray[np.int32]:
-        """One window for each uniform number in [0, 1). -> (N, width)"""
-        start_N = (uniform_N * self._last[-1]).astype(np.int64)
-        start_N += self._shift[np.searchsorted(self._last, start_N, side="right")]
-        window_NT: NDArray[np.int32] = self._bytes[start_N[:, None] + np.arange(self.width)].astype(np.int32)
-        return window_NT
+    def draw(self, uniform_N: NDArray[np.float64]) -> list[Row]:
+        """One row for each uniform number in [0, 1)."""
+        number_N = (uniform_N * self._last[-1]).astype(np.int64)
+        document_N = np.searchsorted(self._last, number_N, side="right")
+        rows = []
+        for number, document in zip(number_N.tolist(), document_N.tolist(), strict=True):
+            ids_T, role_T = self._tokens[document]
+            start = number - (int(self._last[document - 1]) if document else 0)
+            part = slice(start, start + self._width)
+            tokens = with_bos(Tokens(ids_T[part], role_T[part]), self._tokenizer)
+            rows.append(Row(tokens, self._sources[document]))
+        return rows
 
 
-def text_rows(ids_NT: NDArray[np.int32], domain: bytes) -> Samples:
-    """Full rows of one document each, BOS first, as `Samples` of role TEXT."""
-    num, length = ids_NT.shape
-    role_NT = np.full((num, length), Role.TEXT, dtype=np.uint8)
-    role_NT[:, 0] = Role.BOS
-    return Samples(
-        ids_NT=ids_NT,
-        length_N=np.full(num, length, dtype=np.int32),
-        role_NT=role_NT,
-        segment_start_NT=np.zeros((num, length), dtype=np.int32),
-        domain_N=np.full(num, domain, dtype="S16"),
-        episode_N=np.full(num, NO_EPISODE),
-    )
+def _long_enough(texts: Corpus, length: int, tokenizer: Tokenizer) -> list[tuple[MarkedText, Tokens]]:
+    """The documents that fill a row of `length` tokens. Raises UserError when there are none."""
+    if not texts.documents:
+        raise UserError(
+            f"texts of {texts.domain} must hold a document; got none, so those in {fetched_folder()} are "
+            "not whole: run `python -m smelt_interp.data.fetch_texts`, or choose the excerpts"
+        )
+    room = length - (tokenizer.bos_id is not None)
+    found = [(source, tokens_of(source, tokenizer)) for source in (d.marked(texts.domain) for d in texts.documents)]
+    if not (fitting := [(source, tokens) for source, tokens in found if len(tokens.ids_T) >= room]):
+        longest = max(len(tokens.ids_T) for _, tokens in found) + length - room
+        raise UserError(
+            f"text rows must be at most {longest} tokens here, the longest document of {texts.domain}; got {length}"
+        )
+    return fitting
 
 
-def with_bos(bytes_NT: NDArray[np.int32]) -> NDArray[np.int32]:
-    """BOS before each row. (N, T) -> (N, T + 1)"""
-    return np.pad(bytes_NT, ((0, 0), (1, 0)), constant_values=BOS)
+def corpus_samples(
+    texts: Corpus, num: int, *, length: int, seed: int, tokenizer: Tokenizer, cut: Cut = "tiled"
+) -> Samples:
+    """`num` rows of `length` tokens, each of one document, BOS first where the tokenizer has one.
 
-
-def corpus_samples(texts: Corpus, num: int, length: int, seed: int) -> Samples:
-    """`num` windows of a corpus as rows of `length` tokens: BOS, then length - 1 bytes of one document."""
+    Raises UserError when the texts hold fewer tiles, naming their number, or when no document is that long.
+    """
     if num < 1 or length < 2:
         raise UserError(f"text must have at least 1 row of at least 2 tokens; got {num} of {length}")
     tag = int.from_bytes(hashlib.sha256(texts.domain.encode()).digest()[:4], "big")
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, tag])))
-    ids_NT = with_bos(Windows(texts, length - 1).draw(generator.random(num)))
-    return text_rows(ids_NT, texts.domain.encode())
-
-
-def text_samples(
-    domain: Domain, split: Split, num: int, length: int, seed: int, source: Source = "excerpts"
-) -> Samples:
-    """`num` rows of `length` tokens from a domain's training or held-out documents; same arguments, same rows.
-
-    Raises UserError when no document of the split is that long, and as `corpus` does.
-    """
-    return corpus_samples(corpus(domain, split, source), num, length, seed)
+    if cut == "drawn":
+        return padded(Windows(texts, length, tokenizer).draw(generator.random(num)), tokenizer)
+    whole = [
+        Row(tile, source)
+        for source, tokens in _long_enough(texts, length, tokenizer)
+        for tile in tiles(tokens, length, tokenizer)
+        if len(tile.ids_T) == length
+    ]
+    if num > len(whole):
+        raise UserError(
+            f"samples must be at most {len(whole)}, the rows of {length} tokens that {texts.domain} holds without "
+            f"overlap; got {num}: shorten the rows or give more text"
+        )
+    return padded([whole[index] for index in generator.permutation(len(whole))[:num].tolist()], tokenizer)

@@ -26,6 +26,7 @@ from cache.store import Capture, parts_folder
 from cache.verify import verify
 from model.network import LoopedMoE
 from smelt_interp.data.datasets import DataOptions, load_samples
+from smelt_interp.data.tokenizer import BYTES
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.sites import SITES, hook_name
 from tests.cache.test_parts import limit_files_after
@@ -255,7 +256,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, ckpt: Path) -> Path:
 def test_the_command_records_the_data_it_names(ckpt: Path, uninterrupted: Path, network: LoopedMoE) -> None:
     capture = Capture(uninterrupted)
     options = DataOptions(samples=12, length=60, shots=(2,))
-    assert capture.samples.digest() == load_samples(options, 64).digest()
+    assert capture.samples.digest() == load_samples(options, 64, BYTES).digest()
     assert capture.request["checkpoint"] == "tiny"
     assert capture.request["weights"] == weights_digest(network)
     assert isinstance(capture.request["data"], dict)

@@ -16,7 +16,7 @@ from cache.layout import Contents
 from cache.parts import Recording, write_capture
 from cache.selection import select
 from cache.store import Capture
-from smelt_interp.data.tokenizer import decode
+from smelt_interp.data.tokenizer import BYTES
 from smelt_interp.errors import UserError
 from smelt_interp.sites import SITES as ALL_SITES
 from tests.support.planted import LOOPED, planted_batch, random_sites, split_batch, text_samples
@@ -112,7 +112,7 @@ def test_a_capture_without_sites_holds_what_the_network_answered(tmp_path: Path)
 def test_text_is_that_of_the_tokens(path: Path, batch: Batch) -> None:
     capture = Capture(path)
     for row in range(7):
-        assert capture.text(row) == decode(batch.samples.ids_NT[row, : batch.samples.length_N[row]])
+        assert capture.text(row) == BYTES.decode(batch.samples.ids_NT[row, : batch.samples.length_N[row]])
 
 
 def test_text_that_is_no_utf8_and_samples_that_are_not_there(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from model.kv_cache import KVCache
 from model.network import LoopedMoE
 from smelt_interp.config import ModelConfig
 from smelt_interp.data.dyck import DyckOptions, dyck_samples
+from smelt_interp.data.tokenizer import BYTES
 from smelt_interp.errors import UserError
 from smelt_interp.plan import plan, step_scale
 from smelt_interp.sites import hook_name
@@ -190,7 +191,8 @@ def test_the_loop_scale_stays_as_configured_whatever_the_number_of_visits(num_vi
 
 
 def mixed_samples(num_each: int, context: int) -> tuple:
-    dyck = dyck_samples(DyckOptions(rendering="compact", shots=2, max_total=8, context=context, seed=1), num_each)
+    options = DyckOptions(pairing="standard", shots=(2,), max_total=8)
+    dyck = dyck_samples(options, num_each, seed=1, length=context, tokenizer=BYTES)
     return dyck, text_samples(num_each, context, seed=1, padding=5)
 
 
@@ -278,7 +280,7 @@ def test_seeds_give_their_own_weights_and_the_meta_device_none():
 
 def test_checks_on_a_gpu_wait_for_nothing():
     """Fake tensors have no values: whatever looks at one raises."""
-    request = tiny_network().request()
+    request = tiny_network()._request()
     with FakeTensorMode():
         for device, waits in (("cuda", nullcontext()), ("cpu", pytest.raises(DataDependentOutputException))):
             tokens_BT = torch.zeros(2, 5, dtype=torch.long, device=device)
@@ -366,9 +368,7 @@ def test_a_loss_over_documents_of_one_token_each_is_refused():
     """Every token is the first of its document, so none is a target: a mean over nothing would be not-a-number."""
     network, tokens_BT = tiny_network(), random_tokens(2, 6)
     start_BT = torch.arange(6).repeat(2, 1)
-    with pytest.raises(
-        UserError, match=r"a loss must have a token to predict: one that is neither padding nor the first .*; got 0"
-    ):
+    with pytest.raises(UserError, match=r"a loss must have a token to predict: one that is not the first .*; got 0"):
         network.loss(tokens_BT, segment_start_BT=start_BT)
     start_BT[1, 5] = 4  # one target
     expected = -network(tokens_BT, segment_start_BT=start_BT)[1, 4].log_softmax(-1)[tokens_BT[1, 5]]

@@ -18,7 +18,7 @@ from probes.attention_map import (
     visible,
 )
 from smelt_interp.data.samples import Role
-from smelt_interp.data.tokenizer import BOS
+from smelt_interp.data.token_text import TokenText
 from smelt_interp.errors import UserError
 from tests.support.app_captures import VISIT_MASS, episodes
 from tests.support.planted import LOOPED, text_samples
@@ -72,8 +72,8 @@ def test_keys_out_of_sight_are_not_numbers() -> None:
 
 def test_a_token_is_named_by_position_and_label_in_the_colour_of_its_role() -> None:
     samples = text_samples(1, 4)
-    ids = np.array([[BOS, ord("<"), ord(" "), ord("x")]], np.int32)
-    names = axis_names(replace(samples, ids_NT=ids, length_N=np.array([3], np.int32)))
+    text = TokenText.of([b"", b"<", b" ", b"x"])
+    names = axis_names(replace(samples, text=text, length_N=np.array([3], np.int32)))
     assert names == [
         f'<span style="color:{ROLE_COLOURS[Role.BOS]}">1 <b>&lt;bos&gt;</b></span>',
         f'<span style="color:{ROLE_COLOURS[Role.TEXT]}">2 <b>&lt;</b></span>',

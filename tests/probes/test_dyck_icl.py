@@ -19,7 +19,7 @@ from probes.running.source import take
 from smelt_interp.data.dyck import DyckOptions, dyck_samples
 from smelt_interp.data.dyck_scores import answer_start, exact_match, first_closer, floors, queries
 from smelt_interp.data.samples import Role, Samples, concatenate
-from smelt_interp.data.tokenizer import PAD, decode
+from smelt_interp.data.tokenizer import BYTES, PAD
 from smelt_interp.errors import UserError
 from tests.support.planted import LOOPED, pick, planted_batch, same_numbers, split_batch, text_samples
 from tests.support.planted_captures import planted_capture
@@ -42,7 +42,7 @@ def answered(samples: Samples, wrong: dict[int, str] | None = None, loss: float 
 
 
 def episodes(num: int = 8, shots: int = 1, seed: int = 0) -> Samples:
-    return dyck_samples(DyckOptions(pairing="episode", shots=shots, context=64, seed=seed), num)
+    return dyck_samples(DyckOptions(shots=(shots,)), num, seed=seed, length=64, tokenizer=BYTES)
 
 
 def test_what_was_answered_right_is_scored_right() -> None:
@@ -78,11 +78,12 @@ def test_exact_match_is_that_of_greedy_generation() -> None:
         network.embed.weight.sign_()
         for token, following in ((":", ")"), (")", "\n")):
             network.unembed.weight[ord(following)] = network.embed.weight[ord(token)]
-    samples = dyck_samples(DyckOptions(num_types=2, shots=1, max_total=8, context=64), 24)
+    options = DyckOptions(pairing="standard", num_types=2, shots=(1,), max_total=8)
+    samples = dyck_samples(options, 24, seed=0, length=64, tokenizer=BYTES)
     rows = measure(run_batches(network, samples, ()), Options()).rows()
     prompts = [ids_T[:start].tolist() for ids_T, start in zip(samples.ids_NT, answer_start(samples), strict=True)]
     made = generate(network, prompts, Sampling(max_new_tokens=5, stop_token=ord("\n")))
-    asked = [(decode(np.array(tokens)), query) for tokens, query in zip(made, queries(samples), strict=True)]
+    asked = [(BYTES.decode(np.array(tokens)), query) for tokens, query in zip(made, queries(samples), strict=True)]
     exact = np.mean([exact_match(text, query, "compact") for text, query in asked])
     assert 0 < exact < np.mean([first_closer(text, query, "compact") for text, query in asked]) < 1
     assert pick(rows, quantity=EXACT, **ALL)["value"] == pytest.approx(exact)
@@ -92,7 +93,8 @@ def test_exact_match_is_that_of_greedy_generation() -> None:
 
 
 def test_episodes_are_grouped_by_shots_rendering_and_pairing() -> None:
-    full = dyck_samples(DyckOptions(rendering="full", pairing="standard", shots=0, max_total=4, context=160), 3)
+    options = DyckOptions(rendering="full", pairing="standard", shots=(0,), max_total=4)
+    full = dyck_samples(options, 3, seed=0, length=160, tokenizer=BYTES)
     samples = concatenate([episodes(4, 0), episodes(4, 2), full], PAD)
     rows = measure([answered(samples, {4: "first", 5: "first"})], Options()).rows()
     found = {
@@ -162,7 +164,7 @@ def test_the_same_queries_are_asked_at_every_number_of_shots() -> None:
     [
         ({"shots": ()}, "shots must be one or more different numbers; got "),
         ({"shots": (1, 1)}, r"shots must be one or more different numbers; got \[1, 1\]"),
-        ({"shots": (0, 64)}, r"at most 10, the largest .* a context of 160 tokens .*; got 64: lower max_total"),
+        ({"shots": (0, 64)}, r"at most 10, which always fit rows of 160 tokens .*; got 64, .*: lower max_total"),
         ({"episodes": 0}, "episodes must be at least 1; got 0"),
     ],
 )

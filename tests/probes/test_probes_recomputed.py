@@ -14,6 +14,7 @@ from model.network import LoopedMoE
 from probes import attention_sink, expert_overlap, projection_similarity, residual_updates
 from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.samples import Role
+from smelt_interp.data.tokenizer import BYTES
 from tests.support.planted import pick
 
 CHECKPOINT = Path(__file__).parents[2] / "checkpoints" / "demo-smelt"
@@ -28,7 +29,7 @@ def network() -> LoopedMoE:
 
 @pytest.fixture(scope="module")
 def samples() -> object:
-    return load_samples(DataOptions(samples=3, shots=(2,)), 160)
+    return load_samples(DataOptions(samples=3, shots=(2,)), 160, BYTES)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from cache.batch import Batch
 from cache.record import DEFAULT_SITES
 from smelt_interp.config import ModelConfig
 from smelt_interp.data.datasets import DataOptions, load_samples
+from smelt_interp.data.tokenizer import BYTES
 from tests.support.planted import LOOPED, planted_batch, random_sites, start_pattern
 
 VISIT_MASS = (0.6, 0.02)
@@ -14,7 +15,7 @@ VISIT_MASS = (0.6, 0.02)
 
 def episodes(config: ModelConfig = LOOPED, *, seed: int = 0, first_mass: float = VISIT_MASS[0]) -> Batch:
     """Three Dyck episodes; attention has the planted start mass, everything else is random."""
-    samples = load_samples(DataOptions(data="dyck", samples=3, length=48, shots=(2,), max_total=6), 48)
+    samples = load_samples(DataOptions(samples=3, length=48, shots=(2,), max_total=6), 48, BYTES)
     batch = planted_batch(config, samples, random_sites(config, samples, DEFAULT_SITES, seed=seed))
     mass = (first_mass, *VISIT_MASS[1:])
     patterns = {

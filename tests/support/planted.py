@@ -10,6 +10,7 @@ from cache.batch import Batch
 from probes.running.source import take
 from smelt_interp.config import ModelConfig
 from smelt_interp.data.samples import EPISODE, NO_EPISODE, Role, Samples
+from smelt_interp.data.tokenizer import BYTES, text_of
 from smelt_interp.plan import plan
 from smelt_interp.sites import SITES
 
@@ -36,7 +37,9 @@ def text_samples(num: int = 4, length: int = 12, *, seed: int = 0, padding: int 
         role_NT=np.where(pad_NT, Role.PAD, role_NT).astype(np.uint8),
         segment_start_NT=np.zeros((num, length), np.int32),
         domain_N=np.full(num, b"code", "S16"),
-        episode_N=np.full(num, NO_EPISODE),
+        episode_N=np.array([NO_EPISODE] * num, dtype=EPISODE),
+        document_N=np.arange(num),
+        text=text_of(BYTES, ids_NT, length_N),
     )
 
 
@@ -56,6 +59,8 @@ def dyck_samples_of(rows: list[list[tuple[str, Role]]], episodes: list[tuple[int
         segment_start_NT=np.zeros_like(ids_NT),
         domain_N=np.full(len(rows), b"dyck", "S16"),
         episode_N=np.array(episodes, dtype=EPISODE),
+        document_N=np.arange(len(rows)),
+        text=text_of(BYTES, ids_NT, length_N),
     )
 
 

@@ -18,7 +18,7 @@ from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.dyck import DyckOptions, dyck_samples
 from smelt_interp.data.dyck_scores import answer_start, exact_match, queries, teacher_forced
 from smelt_interp.data.mixture import MixtureOptions
-from smelt_interp.data.tokenizer import decode
+from smelt_interp.data.tokenizer import BYTES
 from tests.support.agreement import agreements
 
 CHECKPOINTS = Path(__file__).parents[3] / "checkpoints"
@@ -82,7 +82,9 @@ def test_the_pair_is_matched_on_three_budgets() -> None:
 @pytest.mark.parametrize("data", ["dyck", "code"])
 def test_every_way_of_computing_agrees(name: str, data: str) -> None:
     """64 samples: at most 2e-6 of the largest |logit| with the first run's routing replayed."""
-    for agreement in agreements(shipped(name), load_samples(DataOptions(data=data), shipped(name).config.context)):
+    for agreement in agreements(
+        shipped(name), load_samples(DataOptions(data=(data,)), shipped(name).config.context, BYTES)
+    ):
         print(name, data, agreement)
         assert agreement.replayed <= 2e-6, agreement
         assert agreement.rerouted <= agreement.routed // 1000, agreement
@@ -91,11 +93,11 @@ def test_every_way_of_computing_agrees(name: str, data: str) -> None:
 @torch.no_grad()
 def test_exact_match_from_one_pass_is_exact_match_of_generation() -> None:
     network = shipped("demo-smelt")
-    samples = dyck_samples(DyckOptions(pairing="episode", shots=2, seed=5), 48)
+    samples = dyck_samples(DyckOptions(shots=(2,)), 48, seed=5, length=160, tokenizer=BYTES)
     argmax_NT = network(torch.from_numpy(samples.ids_NT).long()).argmax(-1).numpy()
     prompts = [ids_T[:start].tolist() for ids_T, start in zip(samples.ids_NT, answer_start(samples), strict=True)]
     made = generate(network, prompts, Sampling(max_new_tokens=12, stop_token=NEWLINE))
-    texts = [decode(np.array(tokens)) for tokens in made]
+    texts = [BYTES.decode(np.array(tokens)) for tokens in made]
     generated = [exact_match(text, query, "compact") for text, query in zip(texts, queries(samples), strict=True)]
     from_one_pass = teacher_forced(samples, argmax_NT, newline=True).tolist()
     assert generated == from_one_pass

@@ -14,6 +14,7 @@ from probes import attention_sink, dyck_icl
 from probes.dyck_icl import Episodes
 from probes.running.source import Data, DataSet, Network, Source, data_sets, open_networks
 from smelt_interp.data.datasets import DataOptions, load_samples
+from smelt_interp.data.tokenizer import BYTES
 from smelt_interp.errors import UserError
 from tests.support.planted import BASELINE, LOOPED, same_numbers
 from tests.support.planted_captures import planted_capture, random_batch
@@ -29,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     network = LoopedMoE(LOOPED, seed=1)
     network.save_pretrained(folder / "looped", readme="")
     LoopedMoE(BASELINE, seed=2).save_pretrained(folder / "baseline", readme="")
-    samples = load_samples(DataOptions(data="dyck", **SMALL), LOOPED.context)
+    samples = load_samples(DataOptions(**SMALL), LOOPED.context, BYTES)
     record(network, samples, folder / "dyck.h5", suffixes=SITES, batch_size=2, dtype="float32")
     untrained = LoopedMoE(LOOPED, seed=0)
     record(untrained, samples, folder / "null.h5", suffixes=SITES, source={"untrained_seed": 0}, batch_size=2)
@@ -162,7 +163,10 @@ def test_a_batch_has_a_sample_and_a_network_a_thread() -> None:
     [
         ({"data": ()}, "data must be one or more different names; got none"),
         ({"data": ("dyck", "dyck")}, "data must be one or more different names; got dyck dyck"),
-        ({"data": ("nothing",), "length": 40}, "data must be one of dyck, code, .*, or a file; got 'nothing'"),
+        (
+            {"data": ("nothing",), "length": 40},
+            "data must be one of dyck, code, .*, or a file or folder; got 'nothing'",
+        ),
         ({"samples": 0}, "samples must be at least 1; got 0"),
         ({"samples": 10**23}, "samples must be at most 1000000; got 1"),
         ({"seed": -1}, "seed must be at least 0; got -1"),

@@ -5,7 +5,7 @@ import pytest
 
 from smelt_interp.data.backcopy import SYMBOLS, TRIGGERS, backcopy_row, backcopy_samples, is_copied, transition_matrix
 from smelt_interp.data.samples import Role
-from smelt_interp.data.tokenizer import BOS
+from smelt_interp.data.tokenizer import BOS, BYTES
 from smelt_interp.errors import UserError
 
 PLAIN = np.array([symbol not in TRIGGERS for symbol in SYMBOLS])
@@ -13,7 +13,7 @@ PLAIN = np.array([symbol not in TRIGGERS for symbol in SYMBOLS])
 
 @pytest.fixture(scope="module")
 def samples():
-    return backcopy_samples(600, 160, seed=5)
+    return backcopy_samples(600, length=160, seed=5, tokenizer=BYTES)
 
 
 def test_sixty_printable_symbols_three_of_them_triggers():
@@ -56,7 +56,7 @@ def test_other_symbols_follow_the_transition_matrix(samples):
 
 
 def test_the_chain_is_the_same_for_every_seed_and_the_text_is_not():
-    one, again, other = (backcopy_samples(3, 50, seed).digest() for seed in (1, 1, 2))
+    one, again, other = (backcopy_samples(3, length=50, seed=seed, tokenizer=BYTES).digest() for seed in (1, 1, 2))
     assert one == again != other
 
 
@@ -77,4 +77,4 @@ def test_rows_are_full_text_behind_bos(samples):
 @pytest.mark.parametrize(("num", "length"), [(0, 5), (1, 1)])
 def test_too_little_is_refused(num, length):
     with pytest.raises(UserError, match=f"at least 1 row of at least 2 tokens; got {num} of {length}"):
-        backcopy_samples(num, length, 0)
+        backcopy_samples(num, length=length, seed=0, tokenizer=BYTES)

@@ -15,11 +15,19 @@ from smelt_interp.data.dyck import (
     draw_shot,
     dyck_samples,
     filled_rows,
+    most_shots,
     uniform_stream,
 )
+from smelt_interp.data.marked_text import padded
 from smelt_interp.data.samples import Role, Samples
-from smelt_interp.data.tokenizer import BOS, PAD, decode
+from smelt_interp.data.tokenizer import BOS, BYTES, PAD
 from smelt_interp.errors import UserError
+
+decode = BYTES.decode
+
+
+def episodes(num, *, seed=0, length=160, pairing="standard", **options) -> Samples:
+    return dyck_samples(DyckOptions(pairing=pairing, **options), num, seed=seed, length=length, tokenizer=BYTES)
 
 
 def stream(seed: int = 0):
@@ -50,8 +58,7 @@ def shots_of(samples: Samples, row: int) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("rendering", ["full", "compact"])
 @pytest.mark.parametrize("pairing", ["standard", "episode"])
 def test_every_answer_is_the_stack_closure_under_one_pairing_an_episode(rendering, pairing):
-    options = DyckOptions(rendering=rendering, pairing=pairing, shots=5, max_total=16, context=600)
-    samples = dyck_samples(options, 40)
+    samples = episodes(40, rendering=rendering, pairing=pairing, shots=(5,), max_total=16, length=600)
     all_closers = ["".join(order) for order in product(CLOSERS, repeat=4) if len(set(order)) == 4]
     for row in range(40):
         shots = shots_of(samples, row)
@@ -103,7 +110,7 @@ def test_short_sequences_end_with_as_many_open_brackets_as_they_can():
 
 def test_roles_mark_the_parts_of_both_renderings():
     for rendering, question_end in (("full", "Output: "), ("compact", ":")):
-        samples = dyck_samples(DyckOptions(rendering=rendering, shots=2, context=300), 3)
+        samples = episodes(3, rendering=rendering, shots=(2,), length=300)
         ids, role = samples.ids_NT[1], samples.role_NT[1]
         parts = {which: decode(ids[role == which]) for which in Role}
         assert role[0] == Role.BOS
@@ -123,39 +130,49 @@ def test_roles_mark_the_parts_of_both_renderings():
 
 
 def test_no_demonstration_has_the_prefix_of_its_query_even_where_three_prefixes_exist():
-    samples = dyck_samples(DyckOptions(shots=8, num_types=1, max_total=4), 60)
+    samples = episodes(60, shots=(8,), num_types=1, max_total=4)
     for row in range(60):
         *demonstrations, query = shots_of(samples, row)
         assert query[0] not in [prefix for prefix, _ in demonstrations]
 
 
-def test_the_same_seed_asks_the_same_queries_at_every_number_of_shots():
-    few, many = (dyck_samples(DyckOptions(shots=shots, pairing="episode"), 20) for shots in (0, 7))
+def test_the_same_seed_asks_the_same_queries_at_every_number_of_shots_and_they_are_one_document():
+    samples = episodes(20, shots=(0, 7), pairing="episode")
+    few, many = samples.rows(slice(20)), samples.rows(slice(20, 40))
+    assert few.episode_N["shots"].tolist() == [0] * 20
+    assert many.episode_N["shots"].tolist() == [7] * 20
     for row in range(20):
         assert shots_of(few, row)[-1] == shots_of(many, row)[-1]
-    other = dyck_samples(DyckOptions(shots=0, pairing="episode", seed=1), 20)
+    assert np.array_equal(few.document_N, many.document_N)
+    assert samples.num_documents == 20
+    other = episodes(20, shots=(0,), pairing="episode", seed=1)
     assert few.digest() != other.digest()
+    assert not set(few.document_N) & set(other.document_N)
 
 
 def test_a_row_does_not_depend_on_how_many_are_drawn():
-    options = DyckOptions(shots=3)
-    few, many = dyck_samples(options, 4), dyck_samples(options, 9)
+    few, many = episodes(4, shots=(3,)), episodes(9, shots=(3,))
     for row in range(4):
         assert shots_of(few, row) == shots_of(many, row)
+        assert few.document_N[row] == many.document_N[row]
 
 
 @pytest.mark.parametrize("rendering", ["full", "compact"])
-def test_the_largest_number_of_shots_always_fits_and_one_more_is_refused(rendering):
-    options = DyckOptions(rendering=rendering, shots=0, context=300)
-    most = options.most_shots()
-    samples = dyck_samples(DyckOptions(rendering=rendering, shots=most, context=300, min_total=12), 200)
-    assert 300 - options.longest_shot() < samples.length_N.max() <= 300
-    with pytest.raises(UserError, match=f"shots must be at most {most}, the largest .* 300 tokens .*; got {most + 1}"):
-        DyckOptions(rendering=rendering, shots=most + 1, context=300)
+def test_the_largest_number_of_shots_always_fits_and_more_are_refused(rendering):
+    options = DyckOptions(rendering=rendering, min_total=12)
+    most = most_shots(options, 300)
+    samples = episodes(200, rendering=rendering, shots=(most,), length=300, min_total=12)
+    assert 270 < samples.length_N.max() <= 300
+    with pytest.raises(
+        UserError, match=rf"shots must be at most {most}, which always fit rows of 300 .*; got {most + 1}"
+    ):
+        episodes(200, rendering=rendering, shots=(most + 1,), length=300, min_total=12)
+    with pytest.raises(UserError, match=r"rows of 14 tokens must hold a query of 12 brackets; got one of 1"):
+        episodes(1, shots=(0,), length=14, min_total=12)
 
 
 def test_filled_rows_are_full_of_whole_shots_but_the_last():
-    samples = filled_rows(100, 161, "episode", 12, np.random.default_rng(0))
+    samples = padded(filled_rows(100, 161, "episode", 12, np.random.default_rng(0), BYTES), BYTES)
     assert samples.ids_NT.shape == (100, 161)
     assert (samples.length_N == 161).all()
     assert (samples.ids_NT[:, 0] == BOS).all()
@@ -179,9 +196,10 @@ def test_filled_rows_are_full_of_whole_shots_but_the_last():
         ({"max_total": 11}, r"must be even, 4 <= min <= max <= 100; got \(4, 11\)"),
         ({"min_total": 2}, r"got \(2, 12\)"),
         ({"max_total": 102}, r"got \(4, 102\)"),
-        ({"shots": -1}, "shots must be 0 to 10000; got -1"),
-        ({"seed": -1}, "seed must be 0 or above; got -1"),
-        ({"shots": 0, "context": 14}, "context must hold a query of 12 brackets; got 14: lower max_total"),
+        ({"shots": (-1,)}, r"shots must be 0 to 10000; got \[-1\]"),
+        ({"shots": (10_001,)}, r"shots must be 0 to 10000; got \[10001\]"),
+        ({"shots": ()}, r"shots must be one or more different numbers; got \[\]"),
+        ({"shots": (2, 2)}, r"shots must be one or more different numbers; got \[2, 2\]"),
     ],
 )
 def test_bad_options_are_refused(change, message):
@@ -191,4 +209,4 @@ def test_bad_options_are_refused(change, message):
 
 def test_zero_episodes_are_refused():
     with pytest.raises(UserError, match="at least 1; got 0"):
-        dyck_samples(DyckOptions(), 0)
+        episodes(0)

@@ -19,7 +19,15 @@ from smelt_interp.data.dyck_scores import (
     teacher_forced,
     teacher_forced_first_closer,
 )
+from smelt_interp.data.tokenizer import BYTES
 from smelt_interp.errors import UserError
+
+
+def episodes_of(num, shots=(0,), **options):
+    return dyck_samples(
+        DyckOptions(pairing="standard", shots=shots, **options), num, seed=0, length=300, tokenizer=BYTES
+    )
+
 
 # query, closers that answer it: what constant, last openers, outermost openers and counters answer
 WORKED = [
@@ -49,7 +57,7 @@ def test_shortcuts_use_the_pairing_of_the_episode():
 
 
 def test_floors_are_what_each_shortcut_gets_right():
-    samples = dyck_samples(DyckOptions(shots=0), 300)
+    samples = episodes_of(300)
     found = floors(samples)
     for row, query in enumerate(queries(samples)):
         for name, shortcut in SHORTCUTS.items():
@@ -61,10 +69,10 @@ def test_floors_are_what_each_shortcut_gets_right():
 
 def test_counters_know_all_but_the_order():
     """With one open bracket, or one type, a count is the whole answer."""
-    samples = dyck_samples(DyckOptions(shots=0, max_total=20), 200)
+    samples = episodes_of(200, max_total=20)
     right = floors(samples)["counters"]
     assert right[samples.episode_N["answer_length"] == 1].all()
-    assert floors(dyck_samples(DyckOptions(shots=0, num_types=1), 50))["counters"].all()
+    assert floors(episodes_of(50, num_types=1))["counters"].all()
 
 
 def test_scoring_keeps_order_and_punctuation():
@@ -84,7 +92,7 @@ def test_scoring_keeps_order_and_punctuation():
 
 @pytest.fixture
 def episodes():
-    return dyck_samples(DyckOptions(shots=1, rendering="full", context=300), 6)
+    return episodes_of(6, shots=(1,), rendering="full")
 
 
 def perfect_argmax(episodes):
@@ -114,7 +122,7 @@ def test_answer_loss_averages_over_the_answer_and_its_newline(episodes):
 
 def test_rows_without_a_query_are_refused():
     with pytest.raises(UserError, match="a query and its answer; got row 0 without"):
-        queries(backcopy_samples(2, 20, 0))
+        queries(backcopy_samples(2, length=20, seed=0, tokenizer=BYTES))
 
 
 @pytest.mark.parametrize("query", [Query("((", ")"), Query("(", "))"), Query("(<", "))"), Query("((", ")]")])

@@ -15,11 +15,10 @@ from smelt_interp.data.text import (
     Windows,
     corpus,
     corpus_samples,
-    file_corpus,
+    own_corpus,
     split_of,
-    text_samples,
 )
-from smelt_interp.data.tokenizer import BOS, decode_bytes
+from smelt_interp.data.tokenizer import BOS, BYTES
 from smelt_interp.errors import UserError
 
 
@@ -49,13 +48,13 @@ def test_code_is_the_library_of_this_interpreter_without_packages_and_tests():
 
 @pytest.mark.parametrize("domain", ["code", "prose", "math"])
 def test_rows_are_bos_and_a_run_of_bytes_of_one_document_of_the_split(domain):
-    samples = text_samples(domain, "held_out", 12, 200, seed=3)
+    samples = samples_of_domain(domain, 12, 200, seed=3)
     documents = [document.data for document in corpus(domain, "held_out").documents]
     assert samples.ids_NT.shape == (12, 200)
     assert (samples.length_N == 200).all()
     for ids in samples.ids_NT:
         assert ids[0] == BOS
-        data = decode_bytes(ids)
+        data = BYTES.decode_bytes(ids)
         assert len(data) == 199
         assert any(data in document for document in documents)
     assert set(samples.domain_N.tolist()) == {domain.encode()}
@@ -66,34 +65,69 @@ def test_rows_are_bos_and_a_run_of_bytes_of_one_document_of_the_split(domain):
 
 
 def test_same_seed_same_rows():
-    one, again, other = (text_samples("math", "train", 5, 64, seed).digest() for seed in (1, 1, 2))
+    one, again, other = (samples_of_domain("math", 5, 64, seed).digest() for seed in (1, 1, 2))
     assert one == again != other
+
+
+def samples_of_domain(domain, num, length, seed=0, cut="tiled"):
+    return corpus_samples(corpus(domain, "held_out"), num, length=length, seed=seed, tokenizer=BYTES, cut=cut)
 
 
 def planted(*sizes: int) -> Corpus:
     """Documents whose bytes name them and count up."""
     documents = [
-        Document(name=str(number), data=bytes(range(100 * number, 100 * number + size)))
+        Document(name=str(number), data=bytes(range(35 * number, 35 * number + size)))
         for number, size in enumerate(sizes)
     ]
     return Corpus(domain="code", documents=tuple(documents))
 
 
+def rows_of(texts, num, length, cut="tiled", seed=0):
+    return corpus_samples(texts, num, length=length, seed=seed, tokenizer=BYTES, cut=cut)
+
+
 def test_every_window_inside_a_document_is_equally_likely_and_none_crosses():
-    """Sizes 5, 2 (too short), 4 at width 3: starts 0 1 2 of the first and 0 1 of the last."""
-    draws = Windows(planted(5, 2, 4), 3).draw((np.arange(1000) + 0.5) / 1000)
-    starts, counts = np.unique(draws[:, 0], return_counts=True)
-    assert starts.tolist() == [0, 1, 2, 200, 201]
+    """Sizes 5, 2 (too short), 4 at three bytes after bos: starts 0 1 2 of the first and 0 1 of the last."""
+    rows = Windows(planted(5, 2, 4), 4, BYTES).draw((np.arange(1000) + 0.5) / 1000)
+    draws = np.stack([row.tokens.ids_T for row in rows])
+    starts, counts = np.unique(draws[:, 1], return_counts=True)
+    assert starts.tolist() == [0, 1, 2, 70, 71]
     assert counts.tolist() == [200] * 5
-    assert (np.diff(draws, axis=1) == 1).all()
+    assert (np.diff(draws[:, 1:], axis=1) == 1).all()
+
+
+def test_tiles_cover_each_document_without_overlap_and_are_all_that_there_is():
+    """Sizes 7, 2 (too short), 5 at two bytes after bos: three tiles, one, and two; odd ends are left out."""
+    samples = rows_of(planted(7, 2, 5), 6, 3)
+    assert sorted(samples.ids_NT[:, 1].tolist()) == [0, 2, 4, 35, 70, 72]
+    assert samples.num_documents == 3
+    with pytest.raises(UserError, match=r"samples must be at most 6, the rows of 3 tokens that code holds .*; got 7"):
+        rows_of(planted(7, 2, 5), 7, 3)
+
+
+def test_rows_share_a_document_exactly_when_they_are_of_one():
+    samples = rows_of(planted(9, 9, 9), 9, 4)
+    number_N = samples.ids_NT[:, 1] // 35
+    same_NN = samples.document_N[:, None] == samples.document_N
+    assert np.array_equal(same_NN, number_N[:, None] == number_N)
+
+
+def test_a_row_does_not_depend_on_how_many_are_taken_and_the_seed_changes_the_order():
+    few, many, other = (
+        rows_of(planted(30, 30), 4, 3),
+        rows_of(planted(30, 30), 12, 3),
+        rows_of(planted(30, 30), 12, 3, seed=1),
+    )
+    assert np.array_equal(few.ids_NT, many.ids_NT[:4])
+    assert not np.array_equal(many.ids_NT, other.ids_NT)
 
 
 def test_rows_longer_than_every_document_are_refused_with_the_longest_that_works():
     with pytest.raises(UserError, match=r"at most 6 tokens here, .*; got 7"):
-        corpus_samples(planted(5, 2), 1, 7, 0)
-    assert corpus_samples(planted(5, 2), 1, 6, 0).ids_NT.tolist() == [[BOS, 0, 1, 2, 3, 4]]
+        rows_of(planted(5, 2), 1, 7)
+    assert rows_of(planted(5, 2), 1, 6).ids_NT.tolist() == [[BOS, 0, 1, 2, 3, 4]]
     with pytest.raises(UserError, match="at least 1 row of at least 2 tokens; got 0 of 6"):
-        corpus_samples(planted(5), 0, 6, 0)
+        rows_of(planted(5), 0, 6)
 
 
 def test_a_corpus_digest_sees_names_contents_and_boundaries():
@@ -118,9 +152,10 @@ def test_committed_excerpts_carry_their_licence():
 def test_own_file_is_one_document(tmp_path):
     path = tmp_path / "mine.txt"
     path.write_text("grüße " * 50)
-    samples = corpus_samples(file_corpus(path), 2, 40, seed=0)
-    assert set(samples.domain_N.tolist()) == {b"file"}
-    assert decode_bytes(samples.ids_NT[0]) in path.read_bytes()
+    samples = rows_of(own_corpus(path), 2, 40)
+    assert set(samples.domain_N.tolist()) == {b"file:mine"}
+    assert samples.num_documents == 1
+    assert BYTES.decode_bytes(samples.ids_NT[0]) in path.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -135,14 +170,14 @@ def test_bad_files_are_refused(tmp_path, data, message):
     path = tmp_path / "bad.txt"
     path.write_bytes(data)
     with pytest.raises(UserError, match=message):
-        file_corpus(path)
+        own_corpus(path)
 
 
-def test_missing_file_and_folder_are_refused(tmp_path):
+def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"must be readable; got .*No such file"):
-        file_corpus(tmp_path / "none.txt")
-    with pytest.raises(UserError, match=r"must be readable; got .*Is a directory"):
-        file_corpus(tmp_path)
+        own_corpus(tmp_path / "none.txt")
+    with pytest.raises(UserError, match=r"a folder of text must hold a file; got none in"):
+        own_corpus(tmp_path)
 
 
 def test_unknown_names_are_refused():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.expert_compilation import SHARED_MEMORY_LIMIT, compile_for, configurations
+from model.experts.compile_ahead import SHARED_MEMORY_LIMIT, compile_for, configurations
 
 
 @pytest.mark.timeout(900)
