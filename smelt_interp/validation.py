@@ -48,8 +48,6 @@ _KINDS = {
     "is_instance_of": "a {class}",
     "dataclass_type": "a {class_name}",
     "dataclass_exact_type": "a {class_name}",
-    "missing": "given",
-    "unexpected_keyword_argument": "a field of {record}",
 }
 
 
@@ -77,20 +75,25 @@ def _in_one_line(record: str, error: ValidationError) -> Exception:
     own = found[0].get("ctx", {}).get("error")
     if isinstance(own, Exception):
         return own
+    # A key that is missing or unknown is told with the others of its kind.
+    kind = found[0]["type"]
+    if kind in ("missing", "unexpected_keyword_argument"):
+        names = ", ".join(sorted(str(each["loc"][0]) for each in found if each["type"] == kind))
+        missing = f"{names} must be given; got nothing"
+        return UserError(missing if kind == "missing" else f"only fields of {record} may be given; got {names}")
     # A field of several types is told of once a type; one whose bound was broken was of the right type.
     field = [each for each in found if each["loc"][0] == found[0]["loc"][0]]
     bound = [each for each in field if each["type"] in _BOUNDS]
-    rules = dict.fromkeys(_rule(record, each) for each in bound[:1] or field)
+    rules = dict.fromkeys(_rule(each) for each in bound[:1] or field)
     # What follows the name is a place in a tuple, or the type that was tried, which the rule says better.
     name = ".".join(str(part) for part in field[0]["loc"] if isinstance(part, int) or part == field[0]["loc"][0])
-    value = "nothing" if field[0]["type"] == "missing" else shown((bound or field)[0]["input"])
-    return UserError(f"{name} must be {' or '.join(rules)}; got {value}")
+    return UserError(f"{name} must be {' or '.join(rules)}; got {shown((bound or field)[0]['input'])}")
 
 
-def _rule(record: str, error: ErrorDetails) -> str:
+def _rule(error: ErrorDetails) -> str:
     """The words for one of pydantic's errors; its own where there are none here."""
     if error["input"] != error["input"]:
         return "a number"  # NaN breaks whatever bound is asked first
     words = _BOUNDS.get(error["type"]) or _KINDS.get(error["type"])
     context = {name: f"{at:g}" if isinstance(at, float) else at for name, at in error.get("ctx", {}).items()}
-    return words.format(**context, record=record) if words else error["msg"]
+    return words.format(**context) if words else error["msg"]

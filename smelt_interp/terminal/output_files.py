@@ -1,6 +1,8 @@
 """Files that have their name only when they are whole, in folders that are checked before anything is written."""
 
+import glob
 import os
+import socket
 import tempfile
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
@@ -24,13 +26,33 @@ def make_folder(folder: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that has its name only when all of it is on the disk; one of that name is replaced."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a file that has its name only when all of it is on the disk; one of that name is replaced.
+
+    An `OSError` names the path. What a killed writer of this machine left behind is cleared away.
+    """
+    mark = f".{path.name}.{socket.gethostname()}."
+    for left in path.parent.glob(f"{glob.escape(mark)}*"):
+        if not _runs(left.name.removeprefix(mark)):
+            left.unlink(missing_ok=True)
+    scratch = path.with_name(f"{mark}{os.getpid()}")
     try:
         with scratch.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _runs(process: str) -> bool:
+    """Whether a process of this number runs, or what is no number."""
+    try:
+        os.kill(int(process), 0)
+    except (ValueError, PermissionError):
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True

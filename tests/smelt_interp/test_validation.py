@@ -70,7 +70,7 @@ WRONG = [
     ({"folder": "here"}, "folder must be a Path; got 'here'"),
     ({"reverse": 1}, "reverse must be true or false; got 1"),
     ({"load": None}, "load must be a Load; got None"),
-    ({"sample": 1}, "sample must be a field of Options; got 1"),
+    ({"sample": 1}, "only fields of Options may be given; got sample"),
 ]
 
 

@@ -1,6 +1,7 @@
 """Files appear whole or not at all, and folders that cannot be written are named."""
 
 import os
+import signal
 from errno import ENOSPC
 from functools import partial
 from pathlib import Path
@@ -29,9 +30,22 @@ def test_a_file_that_could_not_be_written_leaves_the_old_one_and_nothing_beside_
         raise OSError(ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*/a'"):
         write_whole(tmp_path / "a", b"new")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"old"}
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_write_and_what_a_living_one_writes_stays(tmp_path):
+    def dies_before_the_name() -> None:
+        os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+        write_whole(tmp_path / "a", b"old")
+
+    assert Child(dies_before_the_name).wait() == (-signal.SIGKILL, "")
+    (left,) = tmp_path.iterdir()
+    living = left.with_name(left.name.rpartition(".")[0] + f".{os.getppid()}")
+    living.write_bytes(b"")
+    write_whole(tmp_path / "a", b"new")
+    assert sorted(tmp_path.iterdir()) == sorted([living, tmp_path / "a"])
 
 
 def test_a_file_has_the_mode_that_other_new_files_get(tmp_path):
