@@ -1,9 +1,11 @@
 """Where does attention go: to the first token of its text (a sink), to the query itself, to the content, elsewhere?
 
-A = attention after softmax, t a query, s(t) the first position of its segment. Means are over the queries of
-`queries` with t - s(t) >= t_min, over the heads, and in the headline over the looped layers, for each visit.
+A = attention after softmax, t a query, s(t) the first position of its segment, whatever token stands there. Means are
+over the queries of `queries` with t - s(t) >= t_min, over the heads, and in the headline over the looped layers, for
+each visit.
 
-    mass partition       every causal key is in one part, first match wins: start (s(t)), self (t), content, other
+    mass partition       every key that t can see is in one part, first match wins: start (s(t)), self (t), content,
+                         other
     null                 1 - the sum of the parts: what a learned sink takes. Reported, never forced: without a learned
                          sink every single row must be within 1e-3 of 0
     value-weighted       A[t, j] norm(v[j]), divided by its sum over j
@@ -11,311 +13,436 @@ A = attention after softmax, t a query, s(t) the first position of its segment. 
                          on the first token, and for i = 0 this is the start mass
     Sink_1^0.3           share of (sample, layer, head) whose mean mass on key 1 exceeds 0.3 over the first 64 queries,
                          the first one included (arXiv:2410.10781); shorter samples are left out
-    massive channels     entries of the residual above 100 and above 1000 times the median of their token
-                         (arXiv:2402.17762)
 
-Each mass has beside it the share that uniform attention 1 / (t - s(t) + 1) would give.
+Each mass has beside it the share that uniform attention would give: 1 / (t - s(t) + 1) a key, or 1 / n over all n keys
+of the segment where attention is not causal.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+import sys
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
+from array_api_compat import array_namespace, device
+from einops import rearrange
 from numpy.typing import NDArray
+from pydantic import Field
 
 from cache.batch import Batch
-from probes.running.contract import (
-    NEEDS_TWO_VISITS,
-    Estimate,
-    Level,
-    Row,
-    SampleSums,
-    estimate,
-    estimates,
-    row,
-)
-from probes.sink_sums import PARTS, SITE_NORMS, SITES_READ, Chosen, Options, PositionSums, choose, sample_sums
-from smelt_interp.config import ModelConfig
-from smelt_interp.plan import label
+from probes.running import command
+from probes.running.probe import Result, answer
+from probes.statistics.arrays import Floats, Mask, is_token, like, query_heads, ratio, recorded_steps, site
+from probes.statistics.grid import HEADS, STEPS, Grid, Place
+from probes.statistics.quantities import Quantity, no_note
+from probes.statistics.sums import Reduced, Sums, Totals
+from smelt_interp.architecture import Architecture, Loop
+from smelt_interp.data.datasets import DataOptions
+from smelt_interp.data.samples import Role, Samples, token_class
+from smelt_interp.errors import UserError
 from smelt_interp.similarity import ROW_SUM_TOLERANCE
+from smelt_interp.terminal.from_one import Indices
+from smelt_interp.validation import validated
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = "Attention sink"
+DATA = DataOptions()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkResult:
-    """The masses of one network on one data set."""
-
-    table: tuple[Row, ...]
-    step_labels: tuple[str, ...]
-    """One a measured step, in order of execution."""
-    head_labels: tuple[str, ...]
-    part_mass_PL: NDArray[np.float64]
-    """Mean mass of each part (P, in the order of PARTS) at each measured step (L)."""
-    uniform_P: NDArray[np.float64]
-    start_mass_LQ: NDArray[np.float64]
-    """Start mass of each head."""
-
-    def rows(self) -> list[Row]:
-        """Headline rows, then one a step, then one a step and head."""
-        return [dict(entry) for entry in self.table]
-
-
-def needs(config: ModelConfig) -> tuple[str, ...]:
-    """Patterns, and what the norms are of."""
-    return SITES_READ
-
-
-def measure(batches: Iterable[Batch], options: Options) -> SinkResult:
-    """Masses, entropy and norms of one network on one data set; one pass, sums by sample.
-
-    Raises UserError without samples, and for layers, heads or sites that were not recorded.
-    """
-    sums = SampleSums()
-    opened: tuple[Chosen, PositionSums] | None = None
-    for batch in batches:
-        if opened is None:
-            chosen = choose(batch, options)
-            spans = [[chosen.steps.index(s) for s in span.steps] for span in chosen.spans]
-            opened = chosen, PositionSums(spans, len(chosen.steps), len(chosen.heads))
-        sums.add(batch.sample_ids, sample_sums(batch, opened[0], options, opened[1]))
-    _, by_sample = sums.finish()
-    assert opened is not None  # finish() has raised when there was no batch
-    return _result(*opened, options, {name: np.asarray(array, np.float64) for name, array in by_sample.items()})
-
-
-# Rows
-
+PATTERN, VALUE = "attn.hook_pattern", "attn.hook_v"
+PARTS = ("start", "self", "content", "other")
 MASSES = tuple(f"{part} mass" for part in PARTS)
 QUANTITIES = (*MASSES, "null mass", "entropy (nats)", "value-weighted start mass")
 WEIGHTED_UNIFORM = len(QUANTITIES)
 """Where the sums hold what uniform attention would give for the last quantity."""
-NORMS = (*(f"{name} norm, start/other" for name in SITE_NORMS), "massive channels", "largest channel/median")
+COLOURS = ("#4059ad", "#97d8c4", "#f4b942", "#8d99ae")
+"""Of PARTS."""
+
+Content = Literal[
+    "demonstration_answers", "instruction", "brackets", "letters", "digits", "whitespace", "punctuation"
+]  # fmt: skip
+_ROLES = {"demonstration_answers": Role.DEMONSTRATION_ANSWER, "instruction": Role.INSTRUCTION}
 
 
-class _Scope(NamedTuple):
-    """What one group of rows is about: measured steps by index, and heads by index."""
+@validated
+class Options:
+    """What is averaged over, and what counts as content."""
 
-    level: Level
-    where: Row
-    steps: Sequence[int]
-    heads: Sequence[int]
+    queries: Literal["all", "predict_answer"] = "all"
+    """Averaging set: all queries, or those whose next token belongs to the answer of the episode's own query."""
+    t_min: Annotated[int, Field(ge=1, le=10**9)] = 1
+    """Least distance of a query from its segment's start, whose own query has nowhere else to look."""
+    heads: Indices = ()
+    """Query heads to average over; naming none takes all."""
+    layers: Indices = ()
+    """Layers to measure; naming none takes all."""
+    content: Content = "demonstration_answers"
+    """Which keys are content: by role (demonstration answers, instruction) or by class of the token's text."""
+    sink_threshold: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    """Sink_1: the mean mass on key 1 above which a head counts as a sink."""
+    sink_tokens: Annotated[int, Field(ge=1, le=10**9)] = 64
+    """Sink_1: the number of first queries averaged over."""
+
+    def __post_init__(self) -> None:
+        if len(set(self.heads)) < len(self.heads):
+            raise UserError(f"heads must be different numbers; got {' '.join(str(head + 1) for head in self.heads)}")
 
 
-def _scopes(chosen: Chosen) -> list[_Scope]:
-    every = range(len(chosen.heads))
-    scopes = [
-        _Scope("headline", {"layers": span.layers, "visit": span.visit + 1, "head": "mean"},
-               [chosen.steps.index(s) for s in span.steps], every)
-        for span in chosen.spans
-    ]  # fmt: skip
-    for index, step in enumerate(chosen.steps):
-        where: Row = {"layers": str(chosen.plan[step].layer + 1), "visit": chosen.plan[step].visit + 1}
-        scopes.append(_Scope("layer", {**where, "head": "mean"}, [index], every))
-        scopes += [_Scope("head", {**where, "head": head + 1}, [index], [i]) for i, head in enumerate(chosen.heads)]
-    return sorted(scopes, key=lambda scope: ("headline", "layer", "head").index(scope.level))
+def needs(architecture: Architecture) -> tuple[str, ...]:
+    """Patterns, and the values whose norms weigh them."""
+    return (PATTERN, VALUE)
 
 
-def _result(
-    chosen: Chosen, positions: PositionSums, options: Options, sums: dict[str, NDArray[np.float64]]
-) -> SinkResult:
-    scopes = _scopes(chosen)
-    quantity_NLMQ, count_N = sums["quantity"], sums["count"]
-    scoped_NKM = np.stack([quantity_NLMQ[:, s.steps][..., s.heads].mean((1, 3)) for s in scopes], 1)
-    counted = int(np.count_nonzero(count_N))
-    value_KM, low_KM, high_KM = estimates(scoped_NKM, count_N)
-    with np.errstate(invalid="ignore"):
-        uniform_P = sums["uniform"].sum(0) / count_N.sum()
-    has_content = bool(sums["content"].any())
-    undefined = "" if counted else f"not defined: no query of the averaging set ({options.queries}) here"
+def start(architecture: Architecture, options: Options) -> Sums[Grid, Options]:
+    """Sums over the averaged queries of each sample."""
+    return Sums(architecture, options, lay_out, reduce, quantities)
+
+
+def result(sums: Sums[Grid, Options]) -> Result:
+    """Masses, entropy, strongest keys and Sink_1, with the partition as a figure."""
+    return answer(sums, figures)
+
+
+# Which queries, keys, steps and heads
+
+
+class Keys(NamedTuple):
+    """Which queries are averaged, and what the keys are that each can see."""
+
+    averaged_BT: Mask
+    token_BT: Mask
+    seen_BTS: Mask
+    """Keys of the query's own segment; up to itself where attention is causal."""
+    content_BS: Mask
+    apart_BT: Mask
+    """Whether a query is not its segment's start, whose mass on itself is start mass."""
+    start_BT: NDArray[np.integer]
+    """s(t)."""
+
+
+def keys(samples: Samples, options: Options, causal: bool) -> Keys:
+    """The partition of the keys of every query."""
+    start_BT, token_BT = samples.segment_start_NT.astype(np.int64), is_token(samples)
+    position_T = np.arange(start_BT.shape[1])
+    averaged_BT = token_BT & (position_T - start_BT >= options.t_min)
+    if options.queries == "predict_answer":
+        averaged_BT[:, :-1] &= samples.role_NT[:, 1:] == Role.ANSWER
+        averaged_BT[:, -1] = False
+    if causal:
+        seen_BTS = (position_T <= position_T[:, None]) & (position_T >= start_BT[:, :, None])
+    else:
+        seen_BTS = start_BT[:, :, None] == start_BT[:, None, :]
+    seen_BTS &= token_BT[:, :, None] & token_BT[:, None, :]
+    content_BS = is_content(samples, options) & token_BT
+    return Keys(averaged_BT, token_BT, seen_BTS, content_BS, position_T != start_BT, start_BT)
+
+
+def is_content(samples: Samples, options: Options) -> Mask:
+    """Which tokens are content. -> (B, T)"""
+    if options.content in ("demonstration_answers", "instruction"):
+        return np.asarray(samples.role_NT == _ROLES[options.content])
+    return token_class(samples, options.content)
+
+
+def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> Grid:
+    """The steps and heads that are measured. Raises UserError for layers or heads that were not recorded."""
+    architecture = batch.architecture
+    steps = recorded_steps(batch, (PATTERN, VALUE))
+    recorded = {architecture.steps[step].layer for step in steps}
+    if not set(options.layers) <= recorded:
+        wanted = ", ".join(str(layer + 1) for layer in options.layers)
+        raise UserError(f"layers must be recorded layers of 1 to {architecture.num_layers}; got {wanted}")
+    steps = tuple(s for s in steps if not options.layers or architecture.steps[s].layer in options.layers)
+    kept = batch.heads[PATTERN]
+    heads = options.heads or kept
+    if not set(heads) <= set(kept):
+        wanted = ", ".join(str(head + 1) for head in heads)
+        raise UserError(f"heads must be among the recorded {[head + 1 for head in kept]}; got {wanted}")
+    return Grid(architecture=architecture, loops=loops, steps=steps, heads=heads)
+
+
+# Arithmetic
+
+
+class Rows(NamedTuple):
+    """What the attention rows of one step give."""
+
+    parts_BPQT: Floats
+    """Mass of each of PARTS."""
+    null_BQT: Floats
+    entropy_BQT: Floats
+    weighted_BQT: Floats
+    """Share of the start in A[t, j] norm(v[j]); 0 where all of it is 0."""
+    key_BQS: Floats
+    """Mass that each key takes from the averaged queries together."""
+
+
+def attention_rows(pattern_BQTS: Floats, norm_BQS: Floats, found: Keys) -> Rows:
+    """Everything that is read off the rows of a pattern, in few passes over it: it is the largest array of a batch."""
+    xp = array_namespace(pattern_BQTS)
+    averaged_BT, seen_BTS, content_BS, apart_BT = (
+        like(mask, pattern_BQTS) for mask in (found.averaged_BT, found.seen_BTS, found.content_BS, found.apart_BT)
+    )
+    start_BT = xp.asarray(found.start_BT, device=device(pattern_BQTS))
+    pattern_BQTS = pattern_BQTS * seen_BTS[:, None]
+    # One product sums each row over the keys of content, over the others, and over all by the norms of their values.
+    content_BQS = xp.broadcast_to(content_BS[:, None], norm_BQS.shape)
+    row_BQTK = pattern_BQTS @ xp.stack([content_BQS, 1 - content_BQS, norm_BQS], axis=-1)
+    # What start and self took first is taken out of content and other, whichever of them those keys belong to.
+    start_BQT = at_start(pattern_BQTS, start_BT)
+    self_BQT = xp.linalg.diagonal(pattern_BQTS) * apart_BT[:, None]
+    start_is_content_BQT = at_start(content_BQS[:, :, None], start_BT)
+    content_BQT = row_BQTK[..., 0] - start_is_content_BQT * start_BQT - content_BQS * self_BQT
+    other_BQT = row_BQTK[..., 1] - (1 - start_is_content_BQT) * start_BQT - (1 - content_BQS) * self_BQT
+    averaged_BQ1T = xp.broadcast_to(averaged_BT[:, None, None], (*norm_BQS.shape[:2], 1, averaged_BT.shape[1]))
+    return Rows(
+        parts_BPQT=xp.stack([start_BQT, self_BQT, content_BQT, other_BQT], axis=1),
+        null_BQT=1 - (start_BQT + self_BQT + content_BQT + other_BQT),
+        entropy_BQT=entropy(pattern_BQTS),
+        weighted_BQT=share(start_BQT * at_start(norm_BQS[:, :, None], start_BT), row_BQTK[..., 2]),
+        key_BQS=(averaged_BQ1T @ pattern_BQTS)[..., 0, :],
+    )
+
+
+def at_start(x_BQTS: Floats, start_BT: NDArray[np.integer]) -> Floats:
+    """The entry of each query's segment start; an axis T of length one stands for every query. -> (B, Q, T)"""
+    xp = array_namespace(x_BQTS)
+    rows_BQTS = xp.broadcast_to(x_BQTS, (*x_BQTS.shape[:2], start_BT.shape[1], x_BQTS.shape[3]))
+    index_BQT1 = xp.broadcast_to(start_BT[:, None, :, None], (*rows_BQTS.shape[:3], 1))
+    found: Floats = xp.take_along_axis(rows_BQTS, index_BQT1, axis=-1)[..., 0]
+    return found
+
+
+def share(part: Floats, whole: Floats) -> Floats:
+    """part / whole, 0 where the whole is 0."""
+    xp = array_namespace(whole)
+    quotient: Floats = part / xp.where(whole > 0, whole, xp.ones_like(whole))
+    return quotient
+
+
+def entropy(pattern_BQTS: Floats) -> Floats:
+    """Entropy of each query's attention, in nats. -> (B, Q, T)"""
+    xp = array_namespace(pattern_BQTS)
+    tiny = xp.asarray(np.finfo(np.float32).tiny, dtype=pattern_BQTS.dtype, device=device(pattern_BQTS))
+    total: Floats = -xp.sum(xp.log(xp.maximum(pattern_BQTS, tiny)) * pattern_BQTS, axis=-1)
+    return total
+
+
+def uniform_weighted(norm_BQS: Floats, found: Keys) -> Floats:
+    """What uniform attention would give the value-weighted start mass. -> (B, Q, T)"""
+    xp = array_namespace(norm_BQS)
+    start_BT = xp.asarray(found.start_BT, device=device(norm_BQS))
+    total_BTQ = like(found.seen_BTS, norm_BQS) @ rearrange(norm_BQS, "b q s -> b s q")
+    return share(at_start(norm_BQS[:, :, None], start_BT), rearrange(total_BTQ, "b t q -> b q t"))
+
+
+def uniform_masses(found: Keys) -> NDArray[np.float64]:
+    """What uniform attention gives each of PARTS, then its entropy. -> (B, T, 5)"""
+    seen_BT = np.maximum(found.seen_BTS.sum(-1), 1)
+    content_BS = found.content_BS.astype(np.float64)
+    content_BT = (found.seen_BTS @ content_BS[..., None])[..., 0]
+    content_BT -= np.take_along_axis(content_BS, found.start_BT, 1) + content_BS * found.apart_BT
+    other_BT = seen_BT - 1 - found.apart_BT - content_BT
+    shares = [keys_BT / seen_BT for keys_BT in (np.ones(seen_BT.shape), found.apart_BT, content_BT, other_BT)]
+    return np.stack([*shares, np.log(seen_BT)], -1)
+
+
+def by_position(key_BQS: Floats, start_BT: NDArray[np.integer]) -> Floats:
+    """Numbers of keys by their position in their segment, whichever segment that is. -> (B, Q, positions)"""
+    if not start_BT.any():
+        return key_BQS
+    position_S = np.arange(start_BT.shape[1])
+    moves_BSP = (position_S - start_BT)[..., None] == position_S
+    moved: Floats = key_BQS @ like(moves_BSP, key_BQS)
+    return moved
+
+
+# Sums
+
+
+def reduce(batch: Batch, grid: Grid, options: Options) -> Reduced:
+    """Sums over the averaged queries of each sample."""
+    samples = batch.samples
+    found = keys(samples, options, batch.architecture.causal)
+    steps = [_step_sums(batch, step, grid, options, found) for step in grid.steps if isinstance(step, int)]
+    xp = array_namespace(steps[0]["mass"])
+    mass_BLQM, sink_BLQ, key_BLQP = (
+        xp.stack([each[name] for each in steps], axis=1) for name in ("mass", "sink", "key")
+    )
+    groups = [xp.mean(xp.mean(key_BLQP[:, inside], axis=2), axis=1) for _, _, inside in grid.groups()]
+    start_BT, first = found.start_BT, options.sink_tokens
+    long_B = (samples.length_N >= first) & (start_BT[:, :first] == 0).all(-1)
+    position_BT = np.arange(start_BT.shape[1]) - start_BT
+    role_PR = np.zeros((start_BT.shape[1], len(Role)))
+    np.add.at(role_PR, (position_BT[found.token_BT], samples.role_NT[found.token_BT]), 1)
+    return Reduced(
+        by_sample={
+            "mass": mass_BLQM,
+            "queries": found.averaged_BT.sum(-1),
+            "uniform": (uniform_masses(found) * found.averaged_BT[..., None]).sum(1),
+            "sink": sink_BLQ * like(long_B, sink_BLQ)[:, None, None],
+            "long": long_B,
+            **({"key": xp.stack(groups, axis=1)} if groups else {}),
+        },
+        whole={"head_key": xp.sum(key_BLQP, axis=0), "role": role_PR, "content": found.content_BS.sum()[None]},
+        largest={"null": xp.stack([each["null"] for each in steps], axis=0)},
+        defined={"queries": found.averaged_BT.any(-1), "long": long_B},
+    )
+
+
+def _step_sums(batch: Batch, step: int, grid: Grid, options: Options, found: Keys) -> dict[str, Floats]:
+    """Of one step: masses (B, Q, M), whether a head is a sink (B, Q), mass by position (B, Q, P), worst null (Q,).
+
+    M: QUANTITIES, then what uniform attention gives the last of them, which depends on the values.
+    """
+    pattern_BQTS = query_heads(site(batch, step, PATTERN), 1, batch.heads[PATTERN], grid.heads, batch.architecture)
+    xp = array_namespace(pattern_BQTS)
+    norm_BSG = xp.linalg.vector_norm(site(batch, step, VALUE), axis=-1)
+    norm_BSQ = query_heads(norm_BSG, 2, batch.heads[VALUE], grid.heads, batch.architecture)
+    norm_BQS = rearrange(norm_BSQ, "b s q -> b q s")
+    rows = attention_rows(pattern_BQTS, norm_BQS, found)
+    others_BMQT = [rows.null_BQT, rows.entropy_BQT, rows.weighted_BQT, uniform_weighted(norm_BQS, found)]
+    each_BMQT = xp.concat([rows.parts_BPQT, xp.stack(others_BMQT, axis=1)], axis=1)
+    averaged_BT, token_BT = (like(mask, pattern_BQTS) for mask in (found.averaged_BT, found.token_BT))
+    # Queries are added up in double precision: sums of hundreds of them are compared to 1e-6.
+    summed_BMQ = xp.sum(xp.astype(each_BMQT * averaged_BT[:, None, None], xp.float64), axis=-1)
+    early_BQ = xp.mean(pattern_BQTS[:, :, : options.sink_tokens, 0], axis=-1)
+    return {
+        "mass": rearrange(summed_BMQ, "b m q -> b q m"),
+        "sink": xp.astype(early_BQ > options.sink_threshold, pattern_BQTS.dtype),
+        "key": by_position(rows.key_BQS, found.start_BT),
+        "null": xp.max(xp.max(xp.abs(rows.null_BQT * token_BT[:, None]), axis=-1), axis=0),
+    }
+
+
+# What the sums say
+
+
+def quantities(totals: Totals[Grid, Options]) -> list[Quantity]:
+    """Masses, entropy, strongest keys and Sink_1, wherever they have a row."""
+    grid, options, sums, n = totals.layout, totals.options, totals.sums, totals.n["queries"]
+    value_RLQM = ratio(sums["mass"], sums["queries"][:, None, None, None])
+    uniform_M = ratio(sums["uniform"][0], sums["queries"][0])
+    uniform = {**dict(zip(MASSES, uniform_M, strict=False)), "null mass": 0.0, "entropy (nats)": uniform_M[len(PARTS)]}
+    nothing = "" if n else f"not defined: no query of the averaging set ({options.queries}) here"
     no_content = f"not defined: no {options.content.replace('_', ' ')} in these samples; choose another --content"
-    table: list[Row] = []
-    for k, scope in enumerate(scopes):
-        uniform_M = [*uniform_P[:4], 0.0, uniform_P[4], value_KM[k, WEIGHTED_UNIFORM]]
-        for m, quantity in enumerate(QUANTITIES):
-            note = undefined
-            found: Estimate | None = Estimate(value_KM[k, m], low_KM[k, m], high_KM[k, m], counted)
-            if quantity == "content mass" and not has_content:
-                found, note = None, no_content
-            if quantity == "null mass":
-                note = _null_check(float(sums["largest_null"][:, scope.steps][..., scope.heads].max()))
-            if scope.level == "head" and quantity in ("self mass", "other mass"):
-                continue
-            nulls = {"uniform": None if found is None else uniform_M[m]}
-            table.append(row(scope.level, quantity, found, where=scope.where, nulls=nulls, note=note))
-        table += _more_rows(scope, k, positions, options, sums, uniform_P[0])
-        if k == len(chosen.spans) - 1:
-            table += _strongest_head_rows(chosen, scopes, (value_KM, low_KM, high_KM), counted, uniform_P[0])
-            table += _change_rows(chosen, scoped_NKM, count_N, has_content)
-    order = list(dict.fromkeys(entry["quantity"] for entry in table))
-    headline = len([entry for entry in table if entry["level"] == "headline"])
-    table[:headline] = sorted(
-        table[:headline], key=lambda entry: (order.index(entry["quantity"]), entry["head"] == "largest")
+    found = [
+        Quantity(
+            name=name,
+            value_RLH=value_RLQM[..., m],
+            places=grid.places(STEPS if name in ("self mass", "other mass") else HEADS),
+            n=n,
+            nulls={"uniform": uniform.get(name, value_RLQM[0, ..., WEIGHTED_UNIFORM])},
+            change=name != "null mass",
+            note=partial(_null_check, totals.largest["null"]) if name == "null mass" else no_note,
+            undefined=nothing or (no_content if name == "content mass" and not totals.whole["content"][0] else ""),
+        )
+        for m, name in enumerate(QUANTITIES)
+    ]
+    found.insert(1, _largest_heads(found[0], grid))
+    threshold = options.sink_threshold
+    sink = Quantity(
+        name=f"Sink_1^{threshold:g}",
+        value_RLH=ratio(sums["sink"], sums["long"][:, None, None]),
+        places=grid.places(),
+        n=totals.n["long"],
+        nulls={"uniform": float(np.mean(1 / np.arange(1, options.sink_tokens + 1)) > threshold)},
+        undefined="" if totals.n["long"] else f"not defined: no sample has {options.sink_tokens} tokens",
     )
-    layers = [k for k, scope in enumerate(scopes) if scope.level == "layer"]
-    heads = [k for k, scope in enumerate(scopes) if scope.level == "head"]
-    return SinkResult(
-        table=tuple(table),
-        step_labels=tuple(label(chosen.plan[step]) for step in chosen.steps),
-        head_labels=tuple(f"head {head + 1}" for head in chosen.heads),
-        part_mass_PL=value_KM[layers, :4].T,
-        uniform_P=uniform_P[:4],
-        start_mass_LQ=value_KM[heads, 0].reshape(len(chosen.steps), len(chosen.heads)),
-    )
+    return [*found, sink, *_strongest_keys(totals, float(uniform_M[0]), nothing)]
 
 
-def _null_check(largest: float) -> str:
+def _null_check(null_LQ: NDArray[np.float64], place: Place) -> str:
     """The note that says whether every row of attention sums to 1; without a learned sink it must."""
+    at_LQ = null_LQ[place.positions]
+    largest = float((at_LQ[:, place.heads] if place.heads else at_LQ).max())
     if largest <= ROW_SUM_TOLERANCE:
         return f"every row sums to 1 within {ROW_SUM_TOLERANCE:g}"
     return f"FAILS: a row's parts miss 1 by {largest:.3g}, more than {ROW_SUM_TOLERANCE:g}"
 
 
-def _more_rows(
-    scope: _Scope,
-    k: int,
-    positions: PositionSums,
-    options: Options,
-    sums: dict[str, NDArray[np.float64]],
-    uniform_start: float,
-) -> list[Row]:
-    """Sink_1 and the strongest key; norms and massive channels, which no single head has."""
-    long_N = sums["long"]
-    sink_N = sums["sink"][:, scope.steps][..., scope.heads].mean((1, 2)) * long_N
-    mean_uniform = np.mean(1 / np.arange(1, options.sink_tokens + 1))
-    sink_nulls = {"uniform": float(mean_uniform > options.sink_threshold)}
-    sink_name = f"Sink_1^{options.sink_threshold:g}"
-    no_long = "" if long_N.any() else f"not defined: no sample has {options.sink_tokens} tokens"
-    rows = [row(scope.level, sink_name, estimate(sink_N, long_N), where=scope.where, nulls=sink_nulls, note=no_long)]
-    nulls = {"uniform": uniform_start}
-    if scope.level == "headline":
-        found, key = positions.strongest(k)
-        found = found._replace(n=int(np.count_nonzero(sums["count"])))
-        rows.append(row(scope.level, "strongest key", found, where=scope.where, nulls=nulls, note=key))
-    if scope.level == "head":
-        mass, key = positions.strongest_of_head(scope.steps[0], scope.heads[0])
-        rows.append(row(scope.level, "strongest key", mass, where=scope.where, nulls=nulls, note=key))
-        return rows
-    return rows + _norm_rows(scope, sums)
+def _largest_heads(start: Quantity, grid: Grid) -> Quantity:
+    """The head with the largest start mass of each visit. The largest of many is above their mean by choice alone."""
+    places = []
+    for place in grid.places(("headline",)):
+        at_LQ = np.nan_to_num(start.value_RLH[0, place.positions])
+        position, head = divmod(int(at_LQ.argmax()), at_LQ.shape[1])
+        places.append(Place("headline", {**place.where, "head": "largest"}, [place.positions[position]], [head]))
+    return replace(start, places=places, change=False, note=partial(_name_head, grid))
 
 
-def _norm_rows(scope: _Scope, sums: dict[str, NDArray[np.float64]]) -> list[Row]:
-    """Norms at the start over norms elsewhere, mean over samples; massive channels at the start and elsewhere."""
-    norm_NXk = sums["norm"][:, scope.steps].mean(1)
-    start_N, other_N = sums["kinds"].T
-    rows = []
-    for x, name in enumerate(NORMS):
-        if x < len(SITE_NORMS):
-            elsewhere_N = norm_NXk[:, x, 1] * start_N
-            ratio_N = np.zeros_like(elsewhere_N)
-            np.divide(norm_NXk[:, x, 0] * other_N, elsewhere_N, out=ratio_N, where=elsewhere_N > 0)
-            found, other = estimate(ratio_N, (elsewhere_N > 0).astype(np.float64)), 1.0
-        else:
-            found, other = estimate(norm_NXk[:, x, 0], start_N), estimate(norm_NXk[:, x, 1], other_N).value
-        note = _channel(sums["channel"][:, scope.steps]) if name == NORMS[-1] else ""
-        rows.append(row(scope.level, name, found, where=scope.where, nulls={"other_tokens": other}, note=note))
-    return rows
+def _name_head(grid: Grid, place: Place) -> str:
+    return f"layer {grid.layer(place.positions[0]) + 1}, head {grid.heads[place.heads[0]] + 1}"
 
 
-def _channel(channel_NL: NDArray[np.float64]) -> str:
-    """Which channel is the largest at a sample's first token, and how often."""
-    channels, counts = np.unique(channel_NL, return_counts=True)
-    return f"channel {int(channels[counts.argmax()]) + 1} in {counts.max() / channel_NL.size:.0%}"
+def _strongest_keys(totals: Totals[Grid, Options], uniform: float, undefined: str) -> list[Quantity]:
+    """The key with the largest mean mass on each visit, and of each head, where it has no interval."""
+    grid, queries_R = totals.layout, totals.sums["queries"]
+    role_P = totals.whole["role"].argmax(-1)
+
+    def name(key_X: NDArray[np.integer], at: int) -> str:
+        position = int(key_X.flat[at])
+        return f"key {position + 1}, {Role(int(role_P[position])).name.lower().replace('_', ' ')}"
+
+    head_LQP = totals.whole["head_key"]
+    key_LQ = head_LQP.argmax(-1)
+    value_LQ = ratio(head_LQP.max(-1), queries_R[0])
+    num_heads = len(grid.heads)
+    of_heads = Quantity(
+        name="strongest key", value_RLH=value_LQ[None], places=grid.places(("head",)), n=totals.n["queries"],
+        nulls={"uniform": uniform}, undefined=undefined,
+        note=lambda place: name(key_LQ, place.positions[0] * num_heads + place.heads[0]),
+    )  # fmt: skip
+    if "key" not in totals.sums:
+        return [of_heads]
+    key_RVP = totals.sums["key"]
+    key_V = key_RVP[0].argmax(-1)
+    value_RV = ratio(np.take_along_axis(key_RVP, key_V[None, :, None], -1)[..., 0], queries_R[:, None])
+    visits = [place._replace(positions=[v]) for v, place in enumerate(grid.places(("headline",)))]
+    return [
+        replace(of_heads, value_RLH=value_RV[..., None], places=visits,
+                note=lambda place: name(key_V, place.positions[0])),
+        of_heads,
+    ]  # fmt: skip
 
 
-def _strongest_head_rows(
-    chosen: Chosen,
-    scopes: Sequence[_Scope],
-    estimated: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]],
-    counted: int,
-    uniform_start: float,
-) -> list[Row]:
-    """The head with the largest start mass in each span. The largest of many is above their mean by choice alone."""
-    rows = []
-    for span in chosen.spans:
-        steps = [chosen.steps.index(s) for s in span.steps]
-        heads = [k for k, scope in enumerate(scopes) if scope.level == "head" and scope.steps[0] in steps]
-        best = max(heads, key=lambda k: np.nan_to_num(estimated[0][k, 0]))
-        value, low, high = (float(array[best, 0]) for array in estimated)
-        where: Row = {"layers": span.layers, "visit": span.visit + 1, "head": "largest"}
-        note = f"layer {scopes[best].where['layers']}, head {scopes[best].where['head']}"
-        nulls = {"uniform": uniform_start}
-        rows.append(
-            row("headline", MASSES[0], Estimate(value, low, high, counted), where=where, nulls=nulls, note=note)
-        )
-    return rows
-
-
-def _change_rows(
-    chosen: Chosen, scoped_NKM: NDArray[np.float64], count_N: NDArray[np.float64], has_content: bool
-) -> list[Row]:
-    """Later visits minus the first, with paired intervals; under uniform attention only norms of values change."""
-    rows = []
-    spans = chosen.spans
-    for m, quantity in enumerate(QUANTITIES):
-        if quantity == "null mass" or (quantity == "content mass" and not has_content):
-            continue
-        if len(spans) == 1:
-            where: Row = {"layers": spans[0].layers, "visit": "2 - 1", "head": "mean"}
-            rows.append(row("headline", quantity, None, where=where, note=NEEDS_TWO_VISITS))
-        for k in range(1, len(spans)):
-            where = {"layers": spans[k].layers, "visit": f"{spans[k].visit + 1} - {spans[0].visit + 1}", "head": "mean"}
-            found = estimate(scoped_NKM[:, k, m] - scoped_NKM[:, 0, m], count_N)
-            uniform = estimate(scoped_NKM[:, k, WEIGHTED_UNIFORM] - scoped_NKM[:, 0, WEIGHTED_UNIFORM], count_N).value
-            nulls = {"uniform": uniform if m == WEIGHTED_UNIFORM - 1 else 0.0}
-            rows.append(row("headline", quantity, found, where=where, nulls=nulls))
-    return rows
-
-
-# Figure and command
-
-
-def figure(result: SinkResult) -> "Figure":
+def figures(totals: Totals[Grid, Options]) -> "dict[str, Figure]":
     """The partition along the steps, and the start mass of each head at each step."""
     from plotly.graph_objects import Figure, Heatmap, Scatter
     from plotly.subplots import make_subplots
 
+    grid, sums = totals.layout, totals.sums
+    mass_LQM = ratio(sums["mass"][0], sums["queries"][0])
+    uniform_M = ratio(sums["uniform"][0], sums["queries"][0])
     drawn: Figure = make_subplots(
-        rows=2,
-        cols=1,
-        shared_xaxes=True,
-        vertical_spacing=0.08,
+        rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08,
         subplot_titles=("Mass partition", "Start mass by head"),
-    )
-    colours = ("#4059ad", "#97d8c4", "#f4b942", "#8d99ae")
-    for part, colour, mass_L, uniform in zip(PARTS, colours, result.part_mass_PL, result.uniform_P, strict=True):
-        steps = list(result.step_labels)
+    )  # fmt: skip
+    steps = grid.labels()
+    for part, colour, mass_L, uniform in zip(PARTS, COLOURS, mass_LQM.mean(1).T, uniform_M, strict=False):
         line = {"color": colour}
         drawn.add_trace(Scatter(x=steps, y=mass_L, name=part, mode="lines+markers", line=line), row=1, col=1)
-        flat = {"color": colour, "dash": "dot"}
-        name = f"{part}, uniform attention"
         drawn.add_trace(
-            Scatter(x=steps, y=[uniform] * len(steps), name=name, mode="lines", line=flat, visible="legendonly"),
-            row=1,
-            col=1,
-        )
+            Scatter(x=steps, y=[uniform] * len(steps), name=f"{part}, uniform attention", mode="lines",
+                    line={**line, "dash": "dot"}, visible="legendonly"),
+            row=1, col=1,
+        )  # fmt: skip
     drawn.add_trace(
         Heatmap(
-            x=list(result.step_labels), y=list(result.head_labels), z=result.start_mass_LQ.T, zmin=0, zmax=1,
+            x=steps, y=[f"head {head + 1}" for head in grid.heads], z=mass_LQM[..., 0].T, zmin=0, zmax=1,
             colorscale="Blues", colorbar={"title": "start mass", "len": 0.45, "y": 0.2},
         ),
-        row=2,
-        col=1,
+        row=2, col=1,
     )  # fmt: skip
     drawn.update_yaxes(title_text="mean mass", range=[0, 1], row=1, col=1)
     drawn.update_layout(title=TITLE, height=720)
-    return drawn
+    return {"masses": drawn}
 
 
 def main() -> None:
     """`python -m probes.attention_sink`."""
-    from probes.running import command
-
-    command.main("attention_sink")
+    command.main(sys.modules[__name__])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,132 @@
+"""What a probe is, and how one pass over the batches feeds many of them.
+
+A probe is a module `probes/NAME.py` with
+
+    docstring                its question, and the definition it answers with
+    TITLE                    a few words
+    Options                  validated dataclass; the docstring under each field is the help text of the command
+    DATA                     the samples that its command measures by default
+    needs(architecture)      the hook suffixes that it reads, e.g. ("attn.hook_pattern",)
+    start(architecture, options) -> Sums      `sums.add(batch)`, `sums.merge(other)`
+    result(sums) -> Result
+    main()                   `command.main(sys.modules[__name__])`
+
+Its mathematics are three functions that it gives to `Sums`: `lay_out` says which steps and heads are measured, `reduce`
+turns a batch into small sums by sample, `quantities` turns sums into numbers on a grid of steps and heads. Rows,
+intervals, nulls and differences of visits are made of those in `probes.statistics`.
+
+Layers, visits and heads count from 0 in options and arrays, from 1 in commands, tables and pages.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from cache.batch import Batch
+from probes.statistics.quantities import Record, records, table
+from probes.statistics.sums import Layout, Options, Sums, Totals
+from smelt_interp.architecture import Architecture, Loop
+from smelt_interp.data.datasets import DataOptions
+from smelt_interp.errors import UserError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from plotly.graph_objects import Figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The answer of one probe about one network on one data set."""
+
+    table: "DataFrame"
+    """Every number, headline rows first: what it is about, value, 95% interval, documents, nulls, note."""
+    samples: int
+    documents: int
+    tokens: int
+    by_sample: "DataFrame | None"
+    """The headline's numbers for every sample; None unless they were asked for."""
+    draw: "Callable[[], dict[str, Figure]]" = field(repr=False)
+
+    @property
+    def figures(self) -> "dict[str, Figure]":
+        """Plotly figures by name."""
+        return self.draw()
+
+    def rows(self) -> list[Record]:
+        """The table as plain dictionaries."""
+        return records(self.table)
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values: what was counted, and the rows."""
+        counted = {"samples": self.samples, "documents": self.documents, "tokens": self.tokens}
+        return {**counted, "rows": self.rows()}
+
+
+class Probe(Protocol):
+    """The module of a probe, as `catalog.load` gives it. Each has its own types of options and layout."""
+
+    TITLE: str
+    Options: type
+    DATA: DataOptions
+    __doc__: str
+    needs: Callable[[Architecture], tuple[str, ...]]
+    start: Callable[[Architecture, object], Sums[object, object]]
+    result: Callable[[Sums[object, object]], Result]
+
+
+Asked = Mapping[str, tuple[Probe, object]]
+"""Probes by name, each with its options."""
+
+
+def answer(sums: Sums[Layout, Options], draw: "Callable[[Totals[Layout, Options]], dict[str, Figure]]") -> Result:
+    """The result of sums, as a probe's `result` gives it. Raises UserError without samples and for one added twice."""
+    totals = sums.totals()
+    return Result(
+        table=table(sums.quantities()),
+        samples=sums.samples,
+        documents=sums.documents,
+        tokens=sums.tokens,
+        by_sample=sums.by_sample(),
+        draw=lambda: draw(totals),
+    )
+
+
+def accumulate(
+    batches: Iterable[Batch], probes: Asked, *, loops: Sequence[Loop] = (), by_sample: bool = False
+) -> dict[str, Sums[object, object]]:
+    """Feed every batch to every probe; sums of parts of the samples may be merged.
+
+    `loops`: what the headline averages over, in place of `probes.statistics.grid.headline_loops`.
+    """
+    opened: dict[str, Sums[object, object]] = {}
+    for batch in batches:
+        for name, (probe, options) in probes.items():
+            if name not in opened:
+                opened[name] = probe.start(batch.architecture, options)
+                opened[name].loops = tuple(loops) or opened[name].loops
+                opened[name].keep_samples = by_sample
+            opened[name].add(batch)
+    if not opened and probes:
+        raise UserError("samples to measure must be at least one; got 0")
+    return opened
+
+
+def run(
+    batches: Iterable[Batch], probes: Asked, *, loops: Sequence[Loop] = (), by_sample: bool = False
+) -> dict[str, Result]:
+    """The results of several probes from one pass over the batches; see `accumulate`.
+
+    Raises UserError without samples, and for layers, heads or sites that were not recorded.
+    """
+    sums = accumulate(batches, probes, loops=loops, by_sample=by_sample)
+    return {name: probe.result(sums[name]) for name, (probe, _) in probes.items()}
+
+
+def refusal(needed: Sequence[str], architecture: Architecture) -> str:
+    """Why a network cannot be measured: the sites that it lacks, or the router; empty when it has them all."""
+    missing = [suffix for suffix in needed if suffix not in architecture.sites]
+    if not missing:
+        return ""
+    if architecture.num_experts == 0 and all(suffix.startswith("mlp.") for suffix in missing):
+        return f"{architecture.family} has no router: its layers are dense"
+    return f"{architecture.family} does not compute {', '.join(missing)}"
