@@ -18,7 +18,8 @@ import tyro
 from torch import Tensor, nn
 
 from model.experts import reference as experts_reference
-from model.experts.dispatch import ExpertWeights, experts, experts_traced
+from model.experts.call import ExpertCall, ExpertWeights
+from model.experts.expert_layer import experts, experts_traced
 from model.routing import route
 from smelt_interp.errors import UserError, run_command
 
@@ -90,10 +91,9 @@ def errors(given: Inputs) -> dict[str, float]:
         return [out_ND, *torch.autograd.grad(out_ND, leaves, direction.to(out_ND.dtype))]
 
     def truth(x_ND: Tensor, weights_NK: Tensor, weights: ExpertWeights) -> Tensor:
-        slots = experts_reference.forward(x_ND, given.indices_NK, weights_NK, *weights, gated=True)
-        return slots.weighted_NKD.sum(1)
+        return experts_reference.forward(ExpertCall(x_ND, given.indices_NK, weights_NK, weights))[0].sum(1)
 
-    ours = differentiate(None, lambda x, w, m: experts(x, given.indices_NK, w, m, backend="triton"))
+    ours = differentiate(None, lambda x, w, m: experts(ExpertCall(x, given.indices_NK, w, m, backend="triton")))
     exact = differentiate(torch.float64, truth)
     names = ("out", "x", "expert_weights", "w_in", "w_out")
     return {
@@ -117,16 +117,13 @@ def check(device: torch.device, dtype: torch.dtype, bound: float) -> None:
         if not max(found.values()) <= bound:
             raise UserError(f"the kernels' relative error must be at most {bound}; got {max(found.values()):.2e}")
     few = inputs(Options(num_experts=288, top_k=8), 4, dtype, device)
-    if not torch.equal(experts(*few, backend="triton"), experts_traced(*few, backend="triton").out_ND):
+    call = ExpertCall(*few, backend="triton")
+    if not torch.equal(experts(call), experts_traced(call).out_ND):
         raise UserError("a call that skips the sort must agree to the bit with one that sorts; got different outputs")
     given = inputs(Options(width=256, num_experts=64, top_k=8, expert_width=96), 512, dtype, device)
-    first, second = (experts(*given, backend="triton") for _ in range(2))
+    first, second = (experts(ExpertCall(*given, backend="triton")) for _ in range(2))
     if not torch.equal(first, second):
         raise UserError("two calls must agree to the bit; got different outputs")
-    whole = experts(*given, backend="triton", batch_invariant=True)
-    part = experts(given[0][:7], given[1][:7], given[2][:7], given[3], backend="triton", batch_invariant=True)
-    if not torch.equal(part, whole[:7]):
-        raise UserError("batch-invariant rows must not depend on the batch; got different outputs")
 
 
 def grouped(x_ND: Tensor, indices_NK: Tensor, weights_NK: Tensor, weights: ExpertWeights) -> Tensor:
@@ -146,7 +143,10 @@ def grouped(x_ND: Tensor, indices_NK: Tensor, weights_NK: Tensor, weights: Exper
 
 def peers(options: Options, device: torch.device) -> dict[str, Callable[..., Tensor]]:
     """What a user would have instead, each called like `experts`."""
-    found: dict[str, Callable[..., Tensor]] = {"ours": experts, "grouped_mm": grouped}
+    found: dict[str, Callable[..., Tensor]] = {
+        "ours": lambda *given: experts(ExpertCall(*given)),
+        "grouped_mm": grouped,
+    }
     try:
         from scattermoe.mlp import GLUMLP  # type: ignore[import-not-found]  # installed by who compares with it
     except ImportError:

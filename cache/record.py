@@ -213,7 +213,7 @@ def _facts(model: "LoopedMoE", batch_size: int, num_tokens: int) -> dict[str, ob
     """What fixes the numbers beside data and selection."""
     import torch
 
-    from model.experts.dispatch import backend_for
+    from model.experts.call import backend_for
     from model.experts.tiles import FP_FUSION
 
     device = next(model.parameters()).device

@@ -1,34 +1,22 @@
 """What a forward pass reads: tokens or a residual stream, its masks, and what follows from them for every step."""
 
 from dataclasses import dataclass
-from typing import TypedDict
 
 import torch
 from torch import Tensor
 
-from model.hooks.names import AttentionPath, Request
+from model.hooks.names import Request
 from model.kv_cache import KVCache
 from model.layer import Pass
+from model.losses import require_all
+from model.routing import Routing
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
 
 
-class PassOptions(TypedDict, total=False):
-    """The keyword arguments of `LoopedMoE.forward`, which says what they mean."""
-
-    segment_start_BT: Tensor | None
-    attention_mask_BT: Tensor | None
-    attention: AttentionPath
-    head_results: bool
-    expert_results: bool
-    start_at: tuple[int, int] | None
-    stop_at: tuple[int, int] | None
-    kv_cache: KVCache | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """The input of one pass. `check` it before it is used."""
+    """The input of one pass."""
 
     values: Tensor
     """Tokens (B, T), or the residual stream (B, T, D) of a pass that starts at a step."""
@@ -87,8 +75,11 @@ class Inputs:
         if self.held and self.kv_cache.batch != batch:
             raise UserError(f"a kv_cache must go on with the batch of {self.kv_cache.batch} it has read; got {batch}")
 
-    def prepare(self, config: ModelConfig, request: Request) -> Pass:
-        """Masks and positions, the same for all steps of the pass."""
+    def prepare(self, config: ModelConfig, request: Request, routings: list[Routing]) -> Pass:
+        """Masks and positions, the same for all steps of the pass. Raises as `check` does, which a traced graph leaves
+        to its caller."""
+        if not torch.compiler.is_compiling():
+            self.check(config, request)
         length, device = self.values.shape[1], self.values.device
         query_T = torch.arange(self.held, self.held + length, device=device)
         key_S = torch.arange(self.held + length, device=device)
@@ -111,6 +102,7 @@ class Inputs:
             cos_BTC=cos_BTC,
             sin_BTC=sin_BTC,
             kv_cache=self.kv_cache,
+            routings=routings,
         )
 
 
@@ -122,15 +114,6 @@ def rotary(config: ModelConfig, positions_BT: Tensor) -> tuple[Tensor | None, Te
     angles_BTC = positions_BT[..., None].float() * config.rope_base ** (-halves_C / config.head_width)
     angles_BTC = torch.cat((angles_BTC, angles_BTC), -1)
     return angles_BTC.cos(), angles_BTC.sin()
-
-
-def require_all(holds_BT: Tensor, x_BT: Tensor, rule: str) -> None:
-    """`UserError` with the first value that breaks the rule. On a GPU the rule is asserted where the value lies, since
-    to look at it is to wait for everything that the GPU still has to do."""
-    if x_BT.is_cuda:
-        torch._assert_async(holds_BT.all(), rule)
-    elif not bool(holds_BT.all()):
-        raise UserError(f"{rule}; got {x_BT[~holds_BT][0].item()}")
 
 
 def _kind(values: Tensor) -> str:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model.experts.dispatch import ExpertWeights, experts, experts_traced, sum_slots
+from model.experts.call import ExpertCall, ExpertWeights
+from model.experts.expert_layer import experts, experts_traced, sum_slots
 from model.hooks.names import Request
 from model.kv_cache import KVCache
 from model.routing import Routing, gather_weights, route
@@ -32,6 +33,8 @@ class Pass:
     """RoPE cosines by position; None is a network without rotary embedding."""
     sin_BTC: Tensor | None
     kv_cache: KVCache | None
+    routings: list[Routing]
+    """Takes each step's routing, in order."""
 
 
 class RMSNorm(nn.Module):
@@ -126,14 +129,19 @@ class MixtureOfExperts(nn.Module):
         # Gathered from the indices that left the hook, so an edit there is followed; without one it is the same value.
         weights_BTK = gather_weights(routing.scores_NE, indices_BTK, renormalise=config.renormalise_top_k)
         weights_BTK = hooks.hook_expert_weights(weights_BTK)
-        routed = (x_BTD.flatten(0, 1), indices_BTK.flatten(0, 1), weights_BTK.flatten(0, 1))
-        weights, shape_BT = ExpertWeights(self.w_in, self.w_out), x_BTD.shape[:2]
+        call = ExpertCall(
+            x_BTD.flatten(0, 1),
+            indices_BTK.flatten(0, 1),
+            weights_BTK.flatten(0, 1),
+            ExpertWeights(self.w_in, self.w_out),
+            gated=config.gated_experts,
+        )
+        shape_BT = x_BTD.shape[:2]
         if run.request.expert_results:
-            slot_NKD = experts_traced(*routed, weights, gated=config.gated_experts).slot_NKD
-            result_BTKD = hooks.hook_expert_result(slot_NKD.unflatten(0, shape_BT) * scale)
+            result_BTKD = hooks.hook_expert_result(experts_traced(call).slot_NKD.unflatten(0, shape_BT) * scale)
             out_BTD = sum_slots(result_BTKD.flatten(0, 1)).unflatten(0, shape_BT)
         else:
-            out_BTD = experts(*routed, weights, gated=config.gated_experts).unflatten(0, shape_BT) * scale
+            out_BTD = experts(call).unflatten(0, shape_BT) * scale
         return out_BTD, Routing(indices_BTK, weights_BTK, routing.scores_NE)
 
 

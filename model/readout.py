@@ -22,16 +22,18 @@ class FinalNorm(NormHooks):
 
 
 class TiedUnembedding(nn.Module):
-    """An unembedding that is the embedding: no weight of its own, so `state_dict` holds it once."""
+    """An unembedding that is the network's embedding: no weight of its own, so `state_dict` holds it once, and the
+    embedding is looked up at each use, so one that is replaced is the one that runs."""
 
-    def __init__(self, embedding: nn.Embedding) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self._embedding = (embedding,)  # inside a tuple, where it is not registered a second time
+        self._network = (network,)  # inside a tuple, where it is not registered as a part
 
     @property
     def weight(self) -> Tensor:
         """The embedding, (W, D)."""
-        return self._embedding[0].weight
+        weight: Tensor = self._network[0].embed.weight  # type: ignore[union-attr, assignment]  # an embedding's
+        return weight
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Logits (B, T, W)."""

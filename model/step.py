@@ -1,10 +1,9 @@
 """The step: one execution of a layer, with hook points of its own and no weights."""
 
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint
 
+from model.hooks.hook_point import SitePoint
 from model.layer import Layer, Pass
-from model.routing import Routing
 
 
 class NormHooks(nn.Module):
@@ -12,8 +11,8 @@ class NormHooks(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hook_scale = HookPoint()
-        self.hook_normalized = HookPoint()
+        self.hook_scale = SitePoint()
+        self.hook_normalized = SitePoint()
 
 
 class AttentionHooks(nn.Module):
@@ -24,15 +23,15 @@ class AttentionHooks(nn.Module):
         self.step_index = step_index
         self.scale = scale
         self._layers = layers
-        self.hook_q = HookPoint()
-        self.hook_k = HookPoint()
-        self.hook_v = HookPoint()
-        self.hook_rot_q = HookPoint()
-        self.hook_rot_k = HookPoint()
-        self.hook_attn_scores = HookPoint()
-        self.hook_pattern = HookPoint()
-        self.hook_z = HookPoint()
-        self.hook_result = HookPoint()
+        self.hook_q = SitePoint()
+        self.hook_k = SitePoint()
+        self.hook_v = SitePoint()
+        self.hook_rot_q = SitePoint()
+        self.hook_rot_k = SitePoint()
+        self.hook_attn_scores = SitePoint()
+        self.hook_pattern = SitePoint()
+        self.hook_z = SitePoint()
+        self.hook_result = SitePoint()
 
     @property
     def W_O(self) -> Tensor:
@@ -45,10 +44,10 @@ class MoEHooks(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hook_router_logits = HookPoint()
-        self.hook_expert_indices = HookPoint()
-        self.hook_expert_weights = HookPoint()
-        self.hook_expert_result = HookPoint()
+        self.hook_router_logits = SitePoint()
+        self.hook_expert_indices = SitePoint()
+        self.hook_expert_weights = SitePoint()
+        self.hook_expert_result = SitePoint()
 
 
 class LayerRef:
@@ -79,23 +78,23 @@ class Block(nn.Module):
         super().__init__()
         self.scale = scale
         self._layers = layers
-        self.hook_resid_pre = HookPoint()
+        self.hook_resid_pre = SitePoint()
         self.ln1 = NormHooks()
         self.attn = AttentionHooks(step_index, layers, scale)
-        self.hook_attn_out = HookPoint()
-        self.hook_resid_mid = HookPoint()
+        self.hook_attn_out = SitePoint()
+        self.hook_resid_mid = SitePoint()
         self.ln2 = NormHooks()
         self.mlp = MoEHooks()
-        self.hook_mlp_out = HookPoint()
-        self.hook_resid_post = HookPoint()
+        self.hook_mlp_out = SitePoint()
+        self.hook_resid_post = SitePoint()
 
     @property
     def layer(self) -> Layer:
         """The physical layer that this step runs."""
         return self._layers.layer
 
-    def forward(self, resid_BTD: Tensor, run: Pass, routings: list[Routing]) -> Tensor:
-        """Run the layer once. Appends the visit's routing to `routings` and returns the stream (B, T, D)."""
+    def forward(self, resid_BTD: Tensor, run: Pass) -> Tensor:
+        """Run the layer once. Appends the visit's routing to those of the pass and returns the stream (B, T, D)."""
         resid_BTD, routing = self.layer(resid_BTD, step=self, run=run)
-        routings.append(routing)
+        run.routings.append(routing)
         return resid_BTD

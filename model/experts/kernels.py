@@ -292,7 +292,6 @@ def weight_gradient(
     NUM_RIGHT: tl.constexpr,
     SLOTS_PER_LEFT: tl.constexpr,
     SLOTS_PER_RIGHT: tl.constexpr,
-    ADD: tl.constexpr,
     ACCUMULATE: tl.constexpr,
     BLOCK_LEFT: tl.constexpr,
     BLOCK_RIGHT: tl.constexpr,
@@ -300,8 +299,7 @@ def weight_gradient(
 ) -> None:
     """gradient[e] = left.T @ right over the expert's rows, one after the other; zero for an expert without rows.
 
-    SLOTS_PER_* = 0: the matrix is in row order; otherwise slot s reads its row s // SLOTS_PER_*. ADD keeps what the
-    gradient holds already.
+    SLOTS_PER_* = 0: the matrix is in row order; otherwise slot s reads its row s // SLOTS_PER_*.
     """
     expert = tl.program_id(0).to(tl.int64)
     first, stop = tl.load(start_E1 + expert), tl.load(start_E1 + expert + 1)
@@ -321,6 +319,4 @@ def weight_gradient(
 
     mask = left_mask[:, None] & right_mask[None, :]
     pointers = gradient_EMN + (expert * NUM_LEFT + lefts[:, None]) * NUM_RIGHT + rights[None, :]
-    if ADD:
-        total += tl.load(pointers, mask=mask, other=0.0).to(ACCUMULATE)
     tl.store(pointers, total.to(gradient_EMN.dtype.element_ty), mask=mask)

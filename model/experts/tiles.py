@@ -44,14 +44,10 @@ tokens."""
 FULL_PRECISION = Tiles(*(Tile(32, 32, 32, 4, 2),) * 4)
 """float32 and float64: products on the ordinary units, so blocks are small whatever the number of tokens."""
 
-INVARIANT_ROWS = 64
 
-
-def choose(dtype: torch.dtype, num_rows: int, num_experts: int, *, batch_invariant: bool) -> Tiles:
-    """By rows an expert gets on average; the same for every call with `batch_invariant`."""
+def choose(dtype: torch.dtype, num_rows: int, num_experts: int) -> Tiles:
+    """By the rows that an expert gets on average."""
     if dtype not in (torch.bfloat16, torch.float16):
         return FULL_PRECISION
-    if batch_invariant:
-        return HALF_PRECISION[INVARIANT_ROWS]
     mean_rows = num_rows / num_experts
     return HALF_PRECISION[16 if mean_rows <= 8 else 32 if mean_rows <= 24 else 64 if mean_rows <= 128 else 128]

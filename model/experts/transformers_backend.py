@@ -3,7 +3,7 @@
     register_with_transformers()
     model.set_experts_implementation("smelt")
 
-Any transformers model whose experts are SwiGLU (or SiLU) matrices without biases then runs on `model.experts.dispatch`.
+Any transformers model whose experts are SwiGLU (or SiLU) matrices without biases then runs on the expert layer.
 """
 
 from types import MethodType
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 from transformers.integrations import moe
 
-from model.experts.dispatch import ExpertWeights, experts
+from model.experts.call import ExpertCall, ExpertWeights
+from model.experts.expert_layer import experts
 from smelt_interp.errors import UserError
 
 NAME = "smelt"
@@ -61,4 +62,5 @@ def transformers_experts(
     w_in, w_out = self.gate_up_proj if self.has_gate else self.up_proj, self.down_proj
     if self.is_transposed:
         w_in, w_out = w_in.transpose(1, 2), w_out.transpose(1, 2)
-    return experts(hidden_states, top_k_index, top_k_weights, ExpertWeights(w_in, w_out), gated=self.has_gate)
+    weights = ExpertWeights(w_in, w_out)
+    return experts(ExpertCall(hidden_states, top_k_index, top_k_weights, weights, gated=self.has_gate))

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from model.experts import kernels
-from model.experts.layout import InputGradients, LayerOutput, WeightGradients, raise_outside_experts
+from model.experts.call import ExpertCall, Gradients, Kept, Needs, raise_outside_experts
 from model.experts.tiles import COMBINE_COLUMNS, COMBINE_TOKENS, FP_FUSION, TABLE_TILES, Tile, choose
 from smelt_interp.errors import UserError
 
@@ -30,108 +30,84 @@ class _Table(NamedTuple):
     stop_P: Tensor
 
 
-def forward(
-    x_ND: Tensor,
-    expert_weights_NK: Tensor,
-    w_in: Tensor,
-    w_out: Tensor,
-    expert_indices_NK: Tensor,
-    *,
-    gated: bool,
-    summed: bool,
-    batch_invariant: bool,
-    keep: bool,
-) -> LayerOutput:
-    """See `experts_layout.LayerOutput`. Raises `UserError` without a GPU, unless interpreted."""
-    if x_ND.device.type != "cuda" and not triton.knobs.runtime.interpret:
-        raise UserError(f"the triton backend must have tensors on a CUDA device; got {x_ND.device}; use torch")
-    (num_tokens, top_k), width = expert_indices_NK.shape, x_ND.shape[1]
-    num_experts, pre_width, _ = w_in.shape
-    expert_width = w_out.shape[2]
-    num_rows = num_tokens * top_k
-    _check_ids(expert_indices_NK, num_experts)
-    tiles = choose(x_ND.dtype, num_rows, num_experts, batch_invariant=batch_invariant)
-    kept = [expert_indices_NK.new_empty(0, dtype=torch.int64) for _ in ("order_R", "counts_E")]
-    if num_rows * 4 <= num_experts and not keep:
-        table = _unsorted_table(expert_indices_NK)
+class _Factor(NamedTuple):
+    """One side of a weight's gradient."""
+
+    matrix: Tensor
+    slots_per_row: int
+    """Slot s reads row s // slots_per_row; 0: the matrix is in row order."""
+
+
+class _ExpertRows(NamedTuple):
+    """Which rows each expert has, and the tile that walks them."""
+
+    order_R: Tensor
+    start_E1: Tensor
+    tile: Tile
+
+
+def forward(call: ExpertCall, *, summed: bool, keep: bool) -> tuple[Tensor, Kept]:
+    """N D with the slots summed, else N K D. Raises `UserError` without a GPU, unless interpreted."""
+    if call.x_ND.device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise UserError(f"the triton backend must have tensors on a CUDA device; got {call.x_ND.device}; use torch")
+    indices_NK, num_rows = call.expert_indices_NK, call.num_slots
+    _check_ids(indices_NK, call.num_experts)
+    tiles = choose(call.x_ND.dtype, num_rows, call.num_experts)
+    nothing = indices_NK.new_empty(0, dtype=torch.int64)
+    if num_rows * 4 <= call.num_experts and not keep:
+        table, order_R, counts_E = _unsorted_table(indices_NK), nothing, nothing
     else:
-        order_R, start_E1 = _sort(expert_indices_NK, num_experts)
-        table = _tile_table(order_R, start_E1, tiles.up.rows)
-        if keep:
-            kept = [order_R, start_E1.diff()]
+        order_R, start_E1 = _sort(indices_NK, call.num_experts)
+        table, counts_E = _tile_table(order_R, start_E1, tiles.up.rows), start_E1.diff()
 
-    x_ND = _contiguous_rows(x_ND)
-    weights_NK = expert_weights_NK.contiguous()
-    act_RF = x_ND.new_empty(num_rows, expert_width)
-    pre_RG = x_ND.new_empty(num_rows if keep else 0, pre_width)
+    x_ND, weights_NK = _contiguous_rows(call.x_ND), call.expert_weights_NK.contiguous()
+    act_RF = x_ND.new_empty(num_rows, call.expert_width)
+    pre_RG = x_ND.new_empty(num_rows if keep else 0, call.pre_width)
     if num_rows:
-        tile = tiles.up
-        kernels.up[len(table.expert_P), triton.cdiv(expert_width, tile.columns)](
-            x_ND, w_in, *table, act_RF, pre_RG, x_ND.stride(0), *w_in.stride(),
-            WIDTH=width, EXPERT_WIDTH=expert_width, TOP_K=top_k, GATED=gated, KEEP_PRE=keep,
-            ACCUMULATE=_accumulator(x_ND), BLOCK_ROWS=tile.rows, BLOCK_COLUMNS=tile.columns, BLOCK_DEPTH=tile.depth,
-            num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=FP_FUSION,
+        kernels.up[len(table.expert_P), triton.cdiv(call.expert_width, tiles.up.columns)](
+            x_ND, call.weights.w_in, *table, act_RF, pre_RG, x_ND.stride(0), *call.weights.w_in.stride(),
+            WIDTH=call.width, EXPERT_WIDTH=call.expert_width, TOP_K=call.top_k, GATED=call.gated, KEEP_PRE=keep,
+            **_constants(tiles.up, x_ND),
         )  # fmt: skip
-    slot_NKD = _rows_to_slots(act_RF, w_out, weights_NK, table, tiles.rows_to_slots, transposed=False)
-    result = _combine(slot_NKD) if summed else slot_NKD
-    return LayerOutput(result, pre_RG, *kept)
+    slot_NKD = _rows_to_slots(act_RF, call.weights.w_out, weights_NK, table, tiles.rows_to_slots, transposed=False)
+    kept = Kept(pre_RG, order_R, counts_E) if keep else Kept(pre_RG, nothing.clone(), nothing)
+    return _combine(slot_NKD) if summed else slot_NKD, kept
 
 
-def backward(
-    d_result: Tensor,
-    x_ND: Tensor,
-    expert_weights_NK: Tensor,
-    w_in: Tensor,
-    w_out: Tensor,
-    pre_RG: Tensor,
-    order_R: Tensor,
-    counts_E: Tensor,
-    destination: WeightGradients,
-    *,
-    gated: bool,
-    summed: bool,
-    needs_x: bool,
-    needs_expert_weights: bool,
-) -> InputGradients:
-    """Gradients of x and of the expert weights; those of w_in and w_out are written to `destination`."""
-    (num_tokens, top_k), width = expert_weights_NK.shape, x_ND.shape[1]
-    num_experts, _, expert_width = w_out.shape
-    num_rows = num_tokens * top_k
-    slots_per_row = top_k if summed else 1
-    tiles = choose(x_ND.dtype, num_rows, num_experts, batch_invariant=False)
-    start_E1 = torch.nn.functional.pad(counts_E.cumsum(0), (1, 0))
+def backward(d_result: Tensor, call: ExpertCall, kept: Kept, *, summed: bool, needs: Needs) -> Gradients:
+    """The gradients that `needs` asks for."""
+    num_rows, slots_per_row = call.num_slots, call.top_k if summed else 1
+    (w_in, w_out), order_R = call.weights, kept.order_R
+    tiles = choose(call.x_ND.dtype, num_rows, call.num_experts)
+    start_E1 = torch.nn.functional.pad(kept.counts_E.cumsum(0), (1, 0))
     table = _tile_table(order_R, start_E1, tiles.activation_gradient.rows)
 
-    x_ND = _contiguous_rows(x_ND)
-    d_out_MD = _contiguous_rows(d_result.reshape(-1, width))
-    weights_NK = expert_weights_NK.contiguous()
-    d_pre_RG = torch.empty_like(pre_RG)
-    weighted_act_RF = x_ND.new_empty(0 if destination.w_out is None else num_rows, expert_width)
-    tile = tiles.activation_gradient
-    num_blocks = triton.cdiv(expert_width, tile.columns)
-    d_weight_NKC = x_ND.new_empty(num_tokens, top_k, num_blocks, dtype=_accumulator_dtype(x_ND))
+    # back through the down product and the activation
+    x_ND, weights_NK = _contiguous_rows(call.x_ND), call.expert_weights_NK.contiguous()
+    d_out_MD = _contiguous_rows(d_result.reshape(-1, call.width))
+    d_pre_RG = torch.empty_like(kept.pre_RG)
+    weighted_act_RF = x_ND.new_empty(num_rows if needs.w_out else 0, call.expert_width)
+    num_blocks = triton.cdiv(call.expert_width, tiles.activation_gradient.columns)
+    d_weight_NKC = x_ND.new_empty(*weights_NK.shape, num_blocks, dtype=_accumulator_dtype(x_ND))
     if num_rows:
         kernels.activation_gradient[len(table.expert_P), num_blocks](
-            d_out_MD, w_out, pre_RG, weights_NK, *table, d_pre_RG, weighted_act_RF, d_weight_NKC,
+            d_out_MD, w_out, kept.pre_RG, weights_NK, *table, d_pre_RG, weighted_act_RF, d_weight_NKC,
             d_out_MD.stride(0), *w_out.stride(),
-            WIDTH=width, EXPERT_WIDTH=expert_width, SLOTS_PER_ROW=slots_per_row, GATED=gated,
-            KEEP_ACT=destination.w_out is not None,
-            ACCUMULATE=_accumulator(x_ND), BLOCK_ROWS=tile.rows, BLOCK_COLUMNS=tile.columns, BLOCK_DEPTH=tile.depth,
-            num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=FP_FUSION,
+            WIDTH=call.width, EXPERT_WIDTH=call.expert_width, SLOTS_PER_ROW=slots_per_row, GATED=call.gated,
+            KEEP_ACT=needs.w_out, **_constants(tiles.activation_gradient, x_ND),
         )  # fmt: skip
-    for left, right, slots_per_left, slots_per_right, gradient_EMN in (
-        (d_out_MD, weighted_act_RF, slots_per_row, 0, destination.w_out),
-        (d_pre_RG, x_ND, 0, top_k, destination.w_in),
-    ):
-        if gradient_EMN is not None:
-            _weight_gradient(
-                left, right, slots_per_left, slots_per_right, order_R, start_E1, gradient_EMN,
-                destination.accumulate, tiles.weight_gradient,
-            )  # fmt: skip
-    d_x_ND = None
-    if needs_x:
+
+    # the four gradients, each from what the kernel above left
+    d_x_ND = d_w_in = d_w_out = None
+    if needs.x_ND:
         d_x_ND = _combine(_rows_to_slots(d_pre_RG, w_in, weights_NK, table, tiles.rows_to_slots, transposed=True))
-    return InputGradients(d_x_ND, d_weight_NKC.sum(-1).to(expert_weights_NK.dtype) if needs_expert_weights else None)
+    rows = _ExpertRows(order_R, start_E1, tiles.weight_gradient)
+    if needs.w_in:
+        d_w_in = _weight_gradient(_Factor(d_pre_RG, 0), _Factor(x_ND, call.top_k), w_in, rows)
+    if needs.w_out:
+        d_w_out = _weight_gradient(_Factor(d_out_MD, slots_per_row), _Factor(weighted_act_RF, 0), w_out, rows)
+    d_weights_NK = d_weight_NKC.sum(-1).to(call.expert_weights_NK.dtype) if needs.expert_weights_NK else None
+    return Gradients(d_x_ND, d_weights_NK, d_w_in, d_w_out)
 
 
 def _rows_to_slots(
@@ -146,10 +122,7 @@ def _rows_to_slots(
     if len(left_RC):
         kernels.rows_to_slots[len(table.expert_P), triton.cdiv(width, tile.columns)](
             left_RC, matrices, weights_NK, *table, slot_NKD, *strides,
-            DEPTH=depth, WIDTH=width, WEIGHTED=not transposed,
-            ACCUMULATE=_accumulator(left_RC),
-            BLOCK_ROWS=tile.rows, BLOCK_COLUMNS=tile.columns, BLOCK_DEPTH=tile.depth,
-            num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=FP_FUSION,
+            DEPTH=depth, WIDTH=width, WEIGHTED=not transposed, **_constants(tile, left_RC),
         )  # fmt: skip
     return slot_NKD
 
@@ -165,28 +138,19 @@ def _combine(slot_NKD: Tensor) -> Tensor:
     return out_ND
 
 
-def _weight_gradient(
-    left: Tensor,
-    right: Tensor,
-    slots_per_left: int,
-    slots_per_right: int,
-    order_R: Tensor,
-    start_E1: Tensor,
-    gradient_EMN: Tensor,
-    accumulate: bool,
-    tile: Tile,
-) -> None:
-    num_experts, num_left, num_right = gradient_EMN.shape
+def _weight_gradient(left: _Factor, right: _Factor, weight: Tensor, rows: _ExpertRows) -> Tensor:
+    """left.T @ right over each expert's rows, in memory as the weight lies."""
+    num_experts, num_left, num_right = weight.shape
+    tile, gradient_EMN = rows.tile, torch.empty_like(weight)
     target_EMN = gradient_EMN if gradient_EMN.is_contiguous() else gradient_EMN.contiguous()
     kernels.weight_gradient[num_experts, triton.cdiv(num_left, tile.rows), triton.cdiv(num_right, tile.columns)](
-        left, right, order_R, start_E1, target_EMN, left.stride(0), right.stride(0),
-        NUM_LEFT=num_left, NUM_RIGHT=num_right, SLOTS_PER_LEFT=slots_per_left, SLOTS_PER_RIGHT=slots_per_right,
-        ADD=accumulate, ACCUMULATE=_accumulator(left),
+        left.matrix, right.matrix, rows.order_R, rows.start_E1, target_EMN,
+        left.matrix.stride(0), right.matrix.stride(0), NUM_LEFT=num_left, NUM_RIGHT=num_right,
+        SLOTS_PER_LEFT=left.slots_per_row, SLOTS_PER_RIGHT=right.slots_per_row, ACCUMULATE=_accumulator(left.matrix),
         BLOCK_LEFT=tile.rows, BLOCK_RIGHT=tile.columns, BLOCK_ROWS=tile.depth,
         num_warps=tile.num_warps, num_stages=tile.num_stages, enable_fp_fusion=FP_FUSION,
     )  # fmt: skip
-    if target_EMN is not gradient_EMN:
-        gradient_EMN.copy_(target_EMN)
+    return gradient_EMN if target_EMN is gradient_EMN else gradient_EMN.copy_(target_EMN)
 
 
 def _sort(expert_indices_NK: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
@@ -231,6 +195,15 @@ def _check_ids(expert_indices_NK: Tensor, num_experts: int) -> None:
 def _contiguous_rows(x_ND: Tensor) -> Tensor:
     """Rows may have any stride, the numbers in a row none but 1."""
     return x_ND if x_ND.stride(1) == 1 else x_ND.contiguous()
+
+
+def _constants(tile: Tile, x: Tensor) -> dict[str, object]:
+    """What a tile and the type of the arithmetic fix of a kernel's code."""
+    return {
+        "ACCUMULATE": _accumulator(x),
+        "BLOCK_ROWS": tile.rows, "BLOCK_COLUMNS": tile.columns, "BLOCK_DEPTH": tile.depth,
+        "num_warps": tile.num_warps, "num_stages": tile.num_stages, "enable_fp_fusion": FP_FUSION,
+    }  # fmt: skip
 
 
 def _accumulator_dtype(x: Tensor) -> torch.dtype:

@@ -1,32 +1,43 @@
-"""A looped network's config as transformer-lens reads it: its layers are our steps."""
+"""A looped network as transformer-lens reads it: its layers are our steps."""
+
+from typing import Literal
 
 import torch
 from transformer_lens.config import TransformerLensConfig
 
-from smelt_interp.config import ModelConfig
-from smelt_interp.plan import plan
+from smelt_interp.architecture import Architecture
 
 
-def lens_config(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> TransformerLensConfig:
-    """A new record at each call: changing it changes no network."""
+def lens_config(
+    architecture: Architecture,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    d_mlp: int,
+    eps: float,
+    positional_embedding_type: Literal["rotary", "standard", "none"],
+    act_fn: str,
+    gated_mlp: bool,
+) -> TransformerLensConfig:
+    """A new record at each call: changing it changes no network. The norms are RMSNorm."""
     return TransformerLensConfig(
-        d_model=config.width,
-        d_head=config.head_width,
-        n_layers=len(plan(config)),
-        n_ctx=config.context,
-        n_heads=config.num_heads,
-        n_key_value_heads=config.num_kv_heads,
-        d_mlp=config.expert_width * config.top_k,
-        d_vocab=config.vocab_size,
+        d_model=architecture.width,
+        d_head=architecture.head_width,
+        n_layers=len(architecture.steps),
+        n_ctx=architecture.context,
+        n_heads=architecture.num_heads,
+        n_key_value_heads=architecture.num_kv_heads,
+        d_mlp=d_mlp,
+        d_vocab=architecture.vocab_size,
         device=str(device),
-        eps=config.norm_eps,
+        eps=eps,
         normalization_type="RMS",
         uses_rms_norm=True,
         final_rms=True,
-        positional_embedding_type="none" if config.rope_base is None else "rotary",
-        act_fn="silu",
-        gated_mlp=config.gated_experts,
-        num_experts=config.num_experts,
-        experts_per_token=config.top_k,
+        positional_embedding_type=positional_embedding_type,
+        act_fn=act_fn,
+        gated_mlp=gated_mlp,
+        num_experts=architecture.num_experts or None,
+        experts_per_token=architecture.top_k or None,
         dtype=dtype,
     )

@@ -11,7 +11,7 @@ import tyro
 from smelt_interp.errors import UserError
 
 Parsed = TypeVar("Parsed")
-_RULE = re.compile(r"^[^\w]*─{8,}[^\w]*$")
+_RULE = re.compile(r"^[^\w]*[─-]{8,}[^\w]*$")
 _PREFIX = re.compile(r"^Error parsing (?!--)[\w.-]+: ")
 _NO_NUMBER = re.compile(
     r"^Error parsing (--[\w.-]+): (?:invalid literal for int\(\) with base 10|could not convert string to float): (.+)$"
@@ -55,10 +55,11 @@ def parse(
 
 
 def _complaint(box: str) -> str:
-    """What a box of tyro's says, up to its first rule, in one line."""
-    lines = [line.strip("│ ").strip() for line in box.splitlines() if not line.startswith(("╭", "╰"))]
-    first = next((index for index, line in enumerate(lines) if _RULE.match(line)), len(lines))
-    said = _PREFIX.sub("", " ".join(line for line in lines[:first] if line))
+    """What a box of tyro's says, below its title and above its first rule, in one line."""
+    lines = [line.strip("│ ").strip() for line in box.splitlines()]
+    below_title = lines[1:] if box.startswith("╭") else lines[2:]  # a terminal without UTF-8 gets a title and a rule
+    last = next((index for index, line in enumerate(below_title) if _RULE.match(line)), len(below_title))
+    said = _PREFIX.sub("", " ".join(line for line in below_title[:last] if line))
     said = _NO_CHOICE.sub(r"\1 must be \2; got \3", said)
     said = _LONG_NUMBER.sub(r"\1 must be a number; got \2", said)
     return _NO_NUMBER.sub(r"\1 must be a number; got \2", said)

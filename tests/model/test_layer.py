@@ -96,11 +96,11 @@ def test_nothing_attends_to_padding():
 def test_positions_start_anew_with_each_document_and_after_padding():
     """Read from the cosines: position 0 is all ones."""
     network = tiny_network()
-    request = network._request()
+    request = network.request()
     tokens_BT = random_tokens(1, 6)
-    packed = Inputs(values=tokens_BT, segment_start_BT=torch.tensor([[0, 0, 0, 3, 3, 3]])).prepare(TINY, request)
-    padded = Inputs(values=tokens_BT, attention_mask_BT=torch.tensor([[0, 0, 0, 1, 1, 1]])).prepare(TINY, request)
-    plain = Inputs(values=tokens_BT).prepare(TINY, request)
+    packed = Inputs(values=tokens_BT, segment_start_BT=torch.tensor([[0, 0, 0, 3, 3, 3]])).prepare(TINY, request, [])
+    padded = Inputs(values=tokens_BT, attention_mask_BT=torch.tensor([[0, 0, 0, 1, 1, 1]])).prepare(TINY, request, [])
+    plain = Inputs(values=tokens_BT).prepare(TINY, request, [])
     assert torch.equal(packed.cos_BTC[0, 3:], plain.cos_BTC[0, :3])
     assert torch.equal(padded.cos_BTC[0, 3:], plain.cos_BTC[0, :3])
     assert (plain.cos_BTC[0, 0] == 1).all()

@@ -280,7 +280,7 @@ def test_seeds_give_their_own_weights_and_the_meta_device_none():
 
 def test_checks_on_a_gpu_wait_for_nothing():
     """Fake tensors have no values: whatever looks at one raises."""
-    request = tiny_network()._request()
+    request = tiny_network().request()
     with FakeTensorMode():
         for device, waits in (("cuda", nullcontext()), ("cpu", pytest.raises(DataDependentOutputException))):
             tokens_BT = torch.zeros(2, 5, dtype=torch.long, device=device)
@@ -368,7 +368,9 @@ def test_a_loss_over_documents_of_one_token_each_is_refused():
     """Every token is the first of its document, so none is a target: a mean over nothing would be not-a-number."""
     network, tokens_BT = tiny_network(), random_tokens(2, 6)
     start_BT = torch.arange(6).repeat(2, 1)
-    with pytest.raises(UserError, match=r"a loss must have a token to predict: one that is not the first .*; got 0"):
+    with pytest.raises(
+        UserError, match=r"a loss must have a token to predict: one that is neither padding nor the first .*; got 0"
+    ):
         network.loss(tokens_BT, segment_start_BT=start_BT)
     start_BT[1, 5] = 4  # one target
     expected = -network(tokens_BT, segment_start_BT=start_BT)[1, 4].log_softmax(-1)[tokens_BT[1, 5]]

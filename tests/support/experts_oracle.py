@@ -6,7 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from model.experts.dispatch import Backend, ExpertWeights, experts
+from model.experts.call import Backend, ExpertCall, ExpertWeights
+from model.experts.expert_layer import experts
 
 Layer = Callable[[Tensor, Tensor, ExpertWeights], Tensor]
 """(x, expert weights, weights) -> output, for fixed indices."""
@@ -65,9 +66,8 @@ def ours_and_truth(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Output and gradients of a backend, and of the float64 loop, on the same inputs."""
     x_ND, indices_NK, weights_NK, weights = inputs
-    ours = with_gradients(
-        lambda x, w, m: experts(x, indices_NK, w, m, gated=gated, backend=backend), x_ND, weights_NK, weights
-    )
+    layer = lambda x, w, m: experts(ExpertCall(x, indices_NK, w, m, gated=gated, backend=backend))
+    ours = with_gradients(layer, x_ND, weights_NK, weights)
     truth = with_gradients(
         lambda x, w, m: loop_in_float64(x, indices_NK, w, m, gated),
         x_ND.double(), weights_NK.double(), ExpertWeights(*(matrix.double() for matrix in weights)),

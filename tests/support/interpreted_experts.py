@@ -5,12 +5,12 @@ import itertools
 import pytest
 import torch
 import triton.language as tl
-from torch import nn
 
 from model.experts import kernels as experts_kernels
 from model.experts import triton_backend as experts_triton
-from model.experts.autograd import Options, run
-from model.experts.dispatch import ExpertWeights, experts, experts_traced, sum_slots
+from model.experts.autograd import run
+from model.experts.call import ExpertCall, ExpertWeights
+from model.experts.expert_layer import experts, experts_traced, sum_slots
 from model.experts.tiles import FULL_PRECISION, HALF_PRECISION, Tile, Tiles
 from smelt_interp.errors import UserError
 from tests.support.experts_oracle import (
@@ -27,7 +27,7 @@ BOUND = 1e-6
 
 
 def triton_layer(indices_NK, **options):
-    return lambda x, w, m: experts(x, indices_NK, w, m, backend="triton", **options)
+    return lambda x, w, m: experts(ExpertCall(x, indices_NK, w, m, backend="triton", **options))
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 15, 16, 17, 63, 65])
@@ -70,9 +70,9 @@ def test_any_number_of_choices(top_k):
 def test_experts_above_id_255():
     x_ND, _, weights_NK, weights = layer_inputs(tokens=3, num_experts=288, top_k=2, width=8, expert_width=6)
     indices_NK = torch.tensor([[287, 256], [255, 3], [287, 0]])
-    ours = experts(x_ND, indices_NK, weights_NK, weights, backend="triton")
-    sorted_path = experts_traced(x_ND, indices_NK, weights_NK, weights, backend="triton").out_ND
-    truth = experts(x_ND, indices_NK, weights_NK, weights, backend="reference")
+    ours = experts(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend="triton"))
+    sorted_path = experts_traced(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend="triton")).out_ND
+    truth = experts(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend="reference"))
     assert relative_error(ours, truth) <= BOUND
     assert torch.equal(ours, sorted_path)
 
@@ -88,7 +88,7 @@ def test_an_expert_that_does_not_exist_is_named(expert):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=3)
     indices_NK[1, 1] = expert
     with pytest.raises(UserError, match=rf"expert indices must lie in 0\.\.4; got {expert}"):
-        experts(x_ND, indices_NK, weights_NK, weights, backend="triton")
+        experts(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend="triton"))
 
 
 def test_derivatives_equal_finite_differences():
@@ -99,10 +99,10 @@ def test_derivatives_equal_finite_differences():
     leaves = [tensor.requires_grad_() for tensor in (x_ND, weights_NK, *weights)]
 
     def layer(x, w, w_in, w_out):
-        return experts(x, indices_NK, w, ExpertWeights(w_in, w_out), backend="triton")
+        return experts(ExpertCall(x, indices_NK, w, ExpertWeights(w_in, w_out), backend="triton"))
 
     def slots(x, w, w_in, w_out):
-        return experts_traced(x, indices_NK, w, ExpertWeights(w_in, w_out), backend="triton").slot_NKD
+        return experts_traced(ExpertCall(x, indices_NK, w, ExpertWeights(w_in, w_out), backend="triton")).slot_NKD
 
     assert torch.autograd.gradcheck(layer, leaves, fast_mode=True)
     assert torch.autograd.gradcheck(slots, leaves, fast_mode=True)
@@ -112,20 +112,24 @@ def test_forward_mode_is_refused():
     load_forward_mode()
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=2)
     with pytest.raises(UserError, match="forward-mode derivatives must use the torch backend"):
-        torch.func.jvp(lambda x: experts(x, indices_NK, weights_NK, weights, backend="triton"), (x_ND,), (x_ND,))
+        torch.func.jvp(
+            lambda x: experts(ExpertCall(x, indices_NK, weights_NK, weights, backend="triton")), (x_ND,), (x_ND,)
+        )
 
 
 @pytest.mark.parametrize("gated", [True, False])
 def test_a_trace_is_the_same_pass_to_the_bit(gated):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=7, gated=gated)
-    plain = with_gradients(triton_layer(indices_NK, gated=gated), x_ND, weights_NK, weights)
-    traced = with_gradients(
-        lambda x, w, m: sum_slots(experts_traced(x, indices_NK, w, m, gated=gated, backend="triton").slot_NKD),
-        x_ND, weights_NK, weights,
+    plain, traced = (
+        with_gradients(
+            lambda x, w, m, run=run: run(ExpertCall(x, indices_NK, w, m, gated=gated, backend="triton")),
+            x_ND, weights_NK, weights,
+        )
+        for run in (experts, lambda call: sum_slots(experts_traced(call).slot_NKD))
     )  # fmt: skip
     assert_equal_bits(traced, plain)
     ours, torch_trace = (
-        experts_traced(x_ND, indices_NK, weights_NK, weights, gated=gated, backend=backend)
+        experts_traced(ExpertCall(x_ND, indices_NK, weights_NK, weights, gated=gated, backend=backend))
         for backend in ("triton", "torch")
     )
     assert torch.equal(ours.order_R, torch_trace.order_R)
@@ -153,19 +157,8 @@ def test_gradients_reach_low_rank_updates_of_frozen_weights():
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=17)
     down, up = torch.randn(5, 2, 24).requires_grad_(), torch.zeros(5, 40, 2).requires_grad_()
     adapted = ExpertWeights(weights.w_in + up @ down, weights.w_out)
-    experts(x_ND, indices_NK, weights_NK, adapted, backend="triton").square().sum().backward()
+    experts(ExpertCall(x_ND, indices_NK, weights_NK, adapted, backend="triton")).square().sum().backward()
     assert up.grad.abs().amax((1, 2)).min() > 0
-
-
-def test_gradients_accumulate_in_place():
-    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=5)
-    parameters = [nn.Parameter(matrix.clone()) for matrix in weights]
-    layer = triton_layer(indices_NK, accumulate_into_grad=True)
-    layer(x_ND, weights_NK, ExpertWeights(*parameters)).sum().backward()
-    once = [parameter.grad.clone() for parameter in parameters]
-    layer(x_ND, weights_NK, ExpertWeights(*parameters)).sum().backward()
-    for parameter, gradient in zip(parameters, once, strict=True):
-        torch.testing.assert_close(parameter.grad, 2 * gradient)
 
 
 def test_layouts_and_types_of_storage():
@@ -226,21 +219,12 @@ def test_autocast_changes_nothing():
 def test_half_precision_slots_are_summed_as_the_kernel_sums_them():
     """float16 arithmetic, which on CPU tensors only the operator beneath the layer offers."""
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=6, num_experts=6, top_k=5, dtype=torch.float32)
-    halves = (x_ND.half(), weights_NK, *(matrix.half() for matrix in weights))
-    options = Options("triton", True, True, False, False, False)
-    summed_ND, slot_NKD = (run(*halves, indices_NK, options._replace(summed=summed)).result for summed in (True, False))
+    halves = ExpertWeights(*(matrix.half() for matrix in weights))
+    call = ExpertCall(x_ND.half(), indices_NK, weights_NK, halves, backend="triton")
+    summed_ND, slot_NKD = (run(call, summed=summed)[0] for summed in (True, False))
     assert summed_ND.dtype == slot_NKD.dtype == torch.float16
     assert torch.equal(sum_slots(slot_NKD), summed_ND)
-    assert relative_error(summed_ND, experts(x_ND, indices_NK, weights_NK, weights)) < 2e-3
-
-
-def test_batch_invariant_rows_do_not_depend_on_the_batch():
-    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=70, num_experts=3)
-    layer = triton_layer(indices_NK, batch_invariant=True)
-    whole = layer(x_ND, weights_NK, weights)
-    for tokens in (1, 2, 7, 64):
-        part = triton_layer(indices_NK[:tokens], batch_invariant=True)(x_ND[:tokens], weights_NK[:tokens], weights)
-        assert torch.equal(part, whole[:tokens])
+    assert relative_error(summed_ND, experts(ExpertCall(x_ND, indices_NK, weights_NK, weights))) < 2e-3
 
 
 @pytest.mark.parametrize("counts", [[0, 0, 0], [1, 0, 40], [16, 32, 17], [0, 100, 0], [5] * 37])

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from model.experts.dispatch import ExpertWeights, experts, experts_traced, sum_slots
+from model.experts.call import ExpertCall, ExpertWeights
+from model.experts.expert_layer import experts, experts_traced, sum_slots
 from model.routing import gather_weights, route
 from tests.support.experts_oracle import (
     assert_close,
@@ -42,7 +43,9 @@ def test_any_number_of_choices(top_k):
 def test_every_count_of_tokens_up_to_128():
     for tokens in range(1, 129):
         x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=tokens, num_experts=7, top_k=3)
-        ours, loop = (experts(x_ND, indices_NK, weights_NK, weights, backend=backend) for backend in BACKENDS)
+        ours, loop = (
+            experts(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend=backend)) for backend in BACKENDS
+        )
         assert relative_error(ours, loop) <= BOUND, tokens
 
 
@@ -89,7 +92,7 @@ def test_the_comparison_catches_gate_and_up_exchanged():
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=33)
     exchanged = ExpertWeights(weights.w_in.roll(20, dims=1), weights.w_out)
     right, wrong = (
-        with_gradients(lambda x, w, m: experts(x, indices_NK, w, m), x_ND, weights_NK, each)
+        with_gradients(lambda x, w, m: experts(ExpertCall(x, indices_NK, w, m)), x_ND, weights_NK, each)
         for each in (weights, exchanged)
     )
     with pytest.raises(AssertionError, match="out"):
@@ -100,8 +103,8 @@ def test_the_comparison_catches_gate_and_up_exchanged():
 def test_tokens_may_come_in_any_order(backend):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=40)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(5))
-    straight = experts(x_ND, indices_NK, weights_NK, weights, backend=backend)
-    shuffled = experts(x_ND[order], indices_NK[order], weights_NK[order], weights, backend=backend)
+    straight = experts(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend=backend))
+    shuffled = experts(ExpertCall(x_ND[order], indices_NK[order], weights_NK[order], weights, backend=backend))
     assert relative_error(shuffled, straight[order]) <= BOUND
 
 
@@ -110,8 +113,8 @@ def test_experts_may_be_relabelled(backend):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=40)
     new_label = torch.tensor([3, 0, 4, 1, 2])
     renamed = ExpertWeights(*(matrix[new_label.argsort()] for matrix in weights))
-    straight = experts(x_ND, indices_NK, weights_NK, weights, backend=backend)
-    relabelled = experts(x_ND, new_label[indices_NK], weights_NK, renamed, backend=backend)
+    straight = experts(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend=backend))
+    relabelled = experts(ExpertCall(x_ND, new_label[indices_NK], weights_NK, renamed, backend=backend))
     assert relative_error(relabelled, straight) <= BOUND
 
 
@@ -119,7 +122,8 @@ def test_the_output_is_linear_in_the_expert_weights():
     x_ND, indices_NK, first_NK, weights = layer_inputs(tokens=12, dtype=torch.float64)
     second_NK = torch.randn(12, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
     mixed, one, two = (
-        experts(x_ND, indices_NK, weight, weights) for weight in (2 * first_NK - 3 * second_NK, first_NK, second_NK)
+        experts(ExpertCall(x_ND, indices_NK, weight, weights))
+        for weight in (2 * first_NK - 3 * second_NK, first_NK, second_NK)
     )
     torch.testing.assert_close(mixed, 2 * one - 3 * two)
 
@@ -128,16 +132,12 @@ def test_the_output_is_linear_in_the_expert_weights():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_trace_is_the_same_pass_to_the_bit(backend, gated):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=19, gated=gated, num_experts=7, top_k=3)
-    plain = with_gradients(
-        lambda x, w, m: experts(x, indices_NK, w, m, gated=gated, backend=backend), x_ND, weights_NK, weights
-    )
-    traced = with_gradients(
-        lambda x, w, m: experts_traced(x, indices_NK, w, m, gated=gated, backend=backend).out_ND,
-        x_ND, weights_NK, weights,
-    )  # fmt: skip
-    through_slots = with_gradients(
-        lambda x, w, m: sum_slots(experts_traced(x, indices_NK, w, m, gated=gated, backend=backend).slot_NKD),
-        x_ND, weights_NK, weights,
+    plain, traced, through_slots = (
+        with_gradients(
+            lambda x, w, m, run=run: run(ExpertCall(x, indices_NK, w, m, gated=gated, backend=backend)),
+            x_ND, weights_NK, weights,
+        )
+        for run in (experts, lambda c: experts_traced(c).out_ND, lambda c: sum_slots(experts_traced(c).slot_NKD))
     )  # fmt: skip
     assert_equal_bits(traced, plain)
     assert_equal_bits(through_slots, plain)
@@ -146,7 +146,7 @@ def test_a_trace_is_the_same_pass_to_the_bit(backend, gated):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_output_edited_in_place_leaves_the_only_slot_alone(backend):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=4, top_k=1)
-    trace = experts_traced(x_ND.requires_grad_(), indices_NK, weights_NK, weights, backend=backend)
+    trace = experts_traced(ExpertCall(x_ND.requires_grad_(), indices_NK, weights_NK, weights, backend=backend))
     slot_ND = trace.slot_NKD[:, 0].detach().clone()
     trace.out_ND.mul_(2)
     assert torch.equal(trace.slot_NKD[:, 0], slot_ND)
@@ -156,7 +156,7 @@ def test_an_output_edited_in_place_leaves_the_only_slot_alone(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_trace_holds_what_its_fields_say(backend, gated):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=19, gated=gated, num_experts=7, top_k=3)
-    trace = experts_traced(x_ND, indices_NK, weights_NK, weights, gated=gated, backend=backend)
+    trace = experts_traced(ExpertCall(x_ND, indices_NK, weights_NK, weights, gated=gated, backend=backend))
     chosen_R = indices_NK.flatten()[trace.order_R]
     assert chosen_R.tolist() == sorted(indices_NK.flatten().tolist())
     assert trace.counts_E.tolist() == [int((indices_NK == expert).sum()) for expert in range(7)]
@@ -174,7 +174,7 @@ def test_replayed_routing_gives_the_live_output_to_the_bit():
     logits_NE = torch.randn(50, 16, generator=torch.Generator().manual_seed(8))
     indices_NK, live_NK, scores_NE = route(logits_NE, 4, router="softmax", renormalise=True)
     replayed_NK = gather_weights(scores_NE, indices_NK.clone(), renormalise=True)
-    live, replayed = (experts(x_ND, indices_NK, w, weights) for w in (live_NK, replayed_NK))
+    live, replayed = (experts(ExpertCall(x_ND, indices_NK, w, weights)) for w in (live_NK, replayed_NK))
     assert torch.equal(live, replayed)
 
 
@@ -184,42 +184,19 @@ def test_two_calls_agree_to_the_bit(threads):
     torch.set_num_threads(threads)
     try:
         first, second = (
-            with_gradients(lambda x, w, m: experts(x, indices_NK, w, m), x_ND, weights_NK, weights) for _ in range(2)
+            with_gradients(lambda x, w, m: experts(ExpertCall(x, indices_NK, w, m)), x_ND, weights_NK, weights)
+            for _ in range(2)
         )
     finally:
         torch.set_num_threads(1)
     assert_equal_bits(first, second)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("width", "expert_width"), [(64, 64), (72, 80), (50, 33)])
-def test_batch_invariant_rows_do_not_depend_on_the_batch(width, expert_width, threads):
-    shape = {"width": width, "expert_width": expert_width, "num_experts": 11}
-    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=512, **shape)
-
-    def run(rows: torch.Tensor) -> torch.Tensor:
-        return experts(x_ND[rows], indices_NK[rows], weights_NK[rows], weights, batch_invariant=True)
-
-    torch.set_num_threads(threads)
-    try:
-        whole = run(torch.arange(512))
-        for tokens in (1, 2, 7, 64, 256, 511):
-            assert torch.equal(run(torch.arange(tokens)), whole[:tokens]), tokens
-            assert torch.equal(run(torch.arange(512 - tokens, 512)), whole[512 - tokens :]), tokens
-        order = torch.randperm(512, generator=torch.Generator().manual_seed(9))
-        assert torch.equal(run(order), whole[order])
-    finally:
-        torch.set_num_threads(1)
-    ordinary = experts(x_ND, indices_NK, weights_NK, weights)
-    assert relative_error(whole, ordinary) <= BOUND
-
-
 def test_a_nan_in_one_token_stays_in_that_token():
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=20)
-    clean = experts(x_ND, indices_NK, weights_NK, weights)
+    clean = experts(ExpertCall(x_ND, indices_NK, weights_NK, weights))
     x_ND[7] = float("nan")
-    for batch_invariant in (False, True):
-        out_ND = experts(x_ND, indices_NK, weights_NK, weights, batch_invariant=batch_invariant)
-        assert out_ND[7].isnan().all()
-        others = torch.arange(20) != 7
-        assert relative_error(out_ND[others], clean[others]) <= BOUND
+    out_ND = experts(ExpertCall(x_ND, indices_NK, weights_NK, weights))
+    assert out_ND[7].isnan().all()
+    others = torch.arange(20) != 7
+    assert relative_error(out_ND[others], clean[others]) <= BOUND

@@ -11,14 +11,14 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from model.experts.dispatch import ExpertWeights, experts, experts_traced
+from model.experts.call import ExpertCall, ExpertWeights
+from model.experts.expert_layer import experts, experts_traced
 from smelt_interp.errors import UserError
 from tests.support.experts_oracle import (
     assert_close,
     assert_equal_bits,
     layer_inputs,
     load_forward_mode,
-    relative_error,
     with_gradients,
 )
 
@@ -44,11 +44,11 @@ def test_reverse_and_forward_derivatives_equal_finite_differences(backend, gated
     indices_NK, leaves = double_inputs(gated)
 
     def summed(x, w, w_in, w_out):
-        return experts(x, indices_NK, w, ExpertWeights(w_in, w_out), gated=gated, backend=backend)
+        return experts(ExpertCall(x, indices_NK, w, ExpertWeights(w_in, w_out), gated=gated, backend=backend))
 
     def slots(x, w, w_in, w_out):
         weights = ExpertWeights(w_in, w_out)
-        return experts_traced(x, indices_NK, w, weights, gated=gated, backend=backend).slot_NKD
+        return experts_traced(ExpertCall(x, indices_NK, w, weights, gated=gated, backend=backend)).slot_NKD
 
     assert torch.autograd.gradcheck(summed, leaves, check_forward_ad=True)
     assert torch.autograd.gradcheck(slots, leaves, check_forward_ad=True)
@@ -59,7 +59,8 @@ def test_function_transforms_see_the_same_derivatives():
     leaves = [leaf.detach() for leaf in leaves]
 
     def loss(*inputs, backend="torch"):
-        return experts(inputs[0], indices_NK, inputs[1], ExpertWeights(*inputs[2:]), backend=backend).square().sum()
+        call = ExpertCall(inputs[0], indices_NK, inputs[1], ExpertWeights(*inputs[2:]), backend=backend)
+        return experts(call).square().sum()
 
     ours = torch.func.grad(loss, argnums=(0, 1, 2, 3))(*leaves)
     loop = torch.func.grad(lambda *inputs: loss(*inputs, backend="reference"), argnums=(0, 1, 2, 3))(*leaves)
@@ -73,9 +74,12 @@ def test_function_transforms_see_the_same_derivatives():
 
 def test_second_derivatives_are_the_references_alone():
     indices_NK, leaves = double_inputs()
-    layer = lambda x, w, w_in, w_out: experts(x, indices_NK, w, ExpertWeights(w_in, w_out), backend="reference")
+    layer = lambda x, w, w_in, w_out: experts(
+        ExpertCall(x, indices_NK, w, ExpertWeights(w_in, w_out), backend="reference")
+    )
     assert torch.autograd.gradgradcheck(layer, leaves)
-    out = experts(leaves[0], indices_NK, leaves[1], ExpertWeights(*leaves[2:]), backend="torch").square().sum()
+    call = ExpertCall(leaves[0], indices_NK, leaves[1], ExpertWeights(*leaves[2:]), backend="torch")
+    out = experts(call).square().sum()
     (gradient,) = torch.autograd.grad(out, leaves[0], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
@@ -85,7 +89,7 @@ def test_second_derivatives_are_the_references_alone():
 @pytest.mark.parametrize("needed", list(itertools.product([True, False], repeat=4)))
 def test_what_is_frozen_costs_the_rest_nothing(needed, gated):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=17, gated=gated)
-    layer = lambda x, w, m: experts(x, indices_NK, w, m, gated=gated)
+    layer = lambda x, w, m: experts(ExpertCall(x, indices_NK, w, m, gated=gated))
     full = with_gradients(layer, x_ND, weights_NK, weights)
     tensors = (x_ND, weights_NK, *weights)
     leaves = [tensor.clone().requires_grad_(need) for tensor, need in zip(tensors, needed, strict=True)]
@@ -105,7 +109,7 @@ def test_gradients_reach_low_rank_updates_of_frozen_weights(backend):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=17)
     w_in, w_out = weights
     down, up = torch.randn(5, 2, 24).requires_grad_(), torch.zeros(5, 40, 2).requires_grad_()
-    out_ND = experts(x_ND, indices_NK, weights_NK, ExpertWeights(w_in + up @ down, w_out), backend=backend)
+    out_ND = experts(ExpertCall(x_ND, indices_NK, weights_NK, ExpertWeights(w_in + up @ down, w_out), backend=backend))
     out_ND.square().sum().backward()
     assert up.grad.abs().amax((1, 2)).min() > 0
     assert torch.count_nonzero(down.grad) == 0  # the other factor is zero
@@ -120,7 +124,7 @@ def test_every_parameter_moves_in_a_step_of_training(backend):
     losses = []
     for _ in range(3):
         optimiser.zero_grad()
-        out_ND = experts(x_ND, indices_NK, parameters[0], ExpertWeights(*parameters[1:]), backend=backend)
+        out_ND = experts(ExpertCall(x_ND, indices_NK, parameters[0], ExpertWeights(*parameters[1:]), backend=backend))
         loss = out_ND.square().mean()
         loss.backward()
         optimiser.step()
@@ -130,65 +134,12 @@ def test_every_parameter_moves_in_a_step_of_training(backend):
         assert (parameter != start).any()
 
 
-def test_gradients_of_two_visits_add_up_in_place():
-    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=23)
-
-    def two_visits(accumulate: bool) -> tuple[Tensor, list[Tensor]]:
-        parameters = [nn.Parameter(matrix.clone()) for matrix in weights]
-        hidden_ND = x_ND.clone().requires_grad_()
-        out_ND = hidden_ND
-        for _ in range(2):
-            out_ND = out_ND + experts(
-                out_ND, indices_NK, weights_NK, ExpertWeights(*parameters), accumulate_into_grad=accumulate
-            )
-        out_ND.square().mean().backward()
-        return hidden_ND.grad, [parameter.grad for parameter in parameters]
-
-    (d_x, ordinary), (d_x_in_place, in_place) = two_visits(False), two_visits(True)
-    assert torch.equal(d_x, d_x_in_place)
-    for value, truth in zip(in_place, ordinary, strict=True):
-        assert relative_error(value, truth) <= 1e-6
-
-
-def test_accumulation_keeps_what_was_there_and_leaves_the_frozen_alone():
-    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=23)
-    w_in, w_out = nn.Parameter(weights.w_in.clone()), nn.Parameter(weights.w_out.clone(), requires_grad=False)
-    layer = lambda: experts(x_ND, indices_NK, weights_NK, ExpertWeights(w_in, w_out), accumulate_into_grad=True)
-    layer().sum().backward()
-    once = w_in.grad.clone()
-    w_in.grad.fill_(1.0)
-    layer().sum().backward()
-    assert w_out.grad is None
-    torch.testing.assert_close(w_in.grad, once + 1)
-
-
-def test_accumulation_needs_leaves():
-    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=3)
-    computed = ExpertWeights(*(matrix.requires_grad_() * 1 for matrix in weights))
-    with pytest.raises(UserError, match="must be given leaf weights, such as parameters; got computed ones"):
-        experts(x_ND, indices_NK, weights_NK, computed, accumulate_into_grad=True)
-
-
-def test_accumulation_is_refused_where_its_gradients_would_be_lost():
-    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=3)
-
-    def loss(w_in):
-        moved = ExpertWeights(w_in, weights.w_out)
-        return experts(x_ND, indices_NK, weights_NK, moved, accumulate_into_grad=True).sum()
-
-    with pytest.raises(UserError, match=r"accumulate_into_grad must be off under torch\.func transforms"):
-        torch.func.grad(loss)(weights.w_in)
-    torch.compiler.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"accumulate_into_grad must be off under torch\.compile"):
-        torch.compile(loss, fullgraph=True, backend="aot_eager")(weights.w_in)
-
-
 def test_what_vmap_batches_is_left_to_the_reference():
     indices_NK, leaves = double_inputs()
     x_ND, weights_NK, w_in, w_out = (leaf.detach() for leaf in leaves)
 
     def layer(x, backend):
-        return experts(x, indices_NK, weights_NK, ExpertWeights(w_in, w_out), backend=backend)
+        return experts(ExpertCall(x, indices_NK, weights_NK, ExpertWeights(w_in, w_out), backend=backend))
 
     for transform, given in ((torch.func.vmap, torch.stack([x_ND, 2 * x_ND])), (torch.func.jacrev, x_ND)):
         with pytest.raises(UserError, match="vmap and jacrev must use the reference backend"):
@@ -202,7 +153,7 @@ def test_what_vmap_batches_is_left_to_the_reference():
 @pytest.mark.parametrize("summand", ["sum", "stride 0", "one row"])
 def test_gradients_of_any_layout_are_taken(summand):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=9)
-    layer = lambda x: experts(x, indices_NK, weights_NK, weights)
+    layer = lambda x: experts(ExpertCall(x, indices_NK, weights_NK, weights))
     gradient = {"sum": torch.ones(()).expand(9, 24), "stride 0": torch.randn(24).expand(9, 24),
                 "one row": torch.randn(9, 1).expand(9, 24)}[summand]  # fmt: skip
     strided, dense = (
@@ -223,8 +174,8 @@ def test_a_compiler_takes_the_layer_as_one_graph(tokens, traced):
 
     def layer(x, w, w_in, w_out):
         if traced:
-            return experts_traced(x, indices_NK, w, ExpertWeights(w_in, w_out)).out_ND
-        return experts(x, indices_NK, w, ExpertWeights(w_in, w_out))
+            return experts_traced(ExpertCall(x, indices_NK, w, ExpertWeights(w_in, w_out))).out_ND
+        return experts(ExpertCall(x, indices_NK, w, ExpertWeights(w_in, w_out)))
 
     torch.compiler.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -245,11 +196,11 @@ def test_the_operators_keep_their_promises_to_compilers():
     leaves = [tensor.mT.contiguous().mT.requires_grad_() for tensor in (x_ND, weights_NK, *weights)]
     for keep in (True, False):
         inputs = (*(leaves if keep else [leaf.detach() for leaf in leaves]), indices_NK)
-        torch.library.opcheck(torch.ops.smelt.experts, (*inputs, "torch", True, True, False, keep))
-    values = [leaf.detach() for leaf in leaves]
-    result_ND, *kept = torch.ops.smelt.experts(*values, indices_NK, "torch", True, True, False, True)
+        torch.library.opcheck(torch.ops.smelt.experts, (*inputs, True, "torch", True, keep))
+    values = [*(leaf.detach() for leaf in leaves), indices_NK]
+    result_ND, *kept = torch.ops.smelt.experts(*values, True, "torch", True, True)
     torch.library.opcheck(
-        torch.ops.smelt.experts_backward, (result_ND, [*values, *kept], "torch", True, True, [True] * 4),
+        torch.ops.smelt.experts_backward, (result_ND, [*values, *kept], True, "torch", True, [True] * 4),
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
 
@@ -259,14 +210,14 @@ def test_a_compiled_layer_takes_other_numbers_of_tokens(dynamic):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=9)
     torch.compiler.reset()
     compiled = torch.compile(
-        lambda x, i, w, w_in, w_out: experts(x, i, w, ExpertWeights(w_in, w_out)),
+        lambda x, i, w, w_in, w_out: experts(ExpertCall(x, i, w, ExpertWeights(w_in, w_out))),
         fullgraph=True, backend="aot_eager", dynamic=dynamic,
     )  # fmt: skip
     for tokens in (9, 4, 1, 0):
         indices = indices_NK[:tokens]
         given = (x_ND[:tokens], weights_NK[:tokens], weights)
         ours = with_gradients(lambda x, w, m, i=indices: compiled(x, i, w, *m), *given)
-        assert_equal_bits(ours, with_gradients(lambda x, w, m, i=indices: experts(x, i, w, m), *given))
+        assert_equal_bits(ours, with_gradients(lambda x, w, m, i=indices: experts(ExpertCall(x, i, w, m)), *given))
 
 
 class _Layer(nn.Module):
@@ -275,7 +226,7 @@ class _Layer(nn.Module):
         self.w_in, self.w_out = nn.Parameter(weights.w_in), nn.Parameter(weights.w_out)
 
     def forward(self, x_ND: Tensor, indices_NK: Tensor, weights_NK: Tensor) -> Tensor:
-        return experts(x_ND, indices_NK, weights_NK, ExpertWeights(self.w_in, self.w_out))
+        return experts(ExpertCall(x_ND, indices_NK, weights_NK, ExpertWeights(self.w_in, self.w_out)))
 
 
 def test_a_used_module_can_be_copied_and_pickled():
@@ -327,12 +278,11 @@ def test_uninitialised_memory_is_never_read():
     def two_steps() -> dict[str, Tensor]:
         parameters = [nn.Parameter(matrix.clone()) for matrix in weights]
         for _ in range(2):
-            out_ND = experts(x_ND, indices_NK, weights_NK, ExpertWeights(*parameters))
+            out_ND = experts(ExpertCall(x_ND, indices_NK, weights_NK, ExpertWeights(*parameters)))
             gradients = torch.autograd.grad(out_ND.square().sum(), parameters)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.data -= 0.01 * gradient
-        invariant = experts(x_ND, indices_NK, weights_NK, weights, batch_invariant=True)
-        return {"out": out_ND.detach(), "invariant": invariant, "w_in": parameters[0], "w_out": parameters[1]}
+        return {"out": out_ND.detach(), "w_in": parameters[0], "w_out": parameters[1]}
 
     clean = two_steps()
     torch.use_deterministic_algorithms(True)

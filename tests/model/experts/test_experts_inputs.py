@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import model.experts
-from model.experts.autograd import Options, run
-from model.experts.dispatch import ExpertWeights, _in_arithmetic_dtype, experts, experts_traced, sum_slots
+from model.experts.autograd import run
+from model.experts.call import ExpertCall, ExpertWeights
+from model.experts.expert_layer import experts, experts_traced, sum_slots
 from smelt_interp.errors import UserError
 from tests.support.experts_oracle import (
     assert_close,
@@ -36,7 +37,7 @@ def test_an_expert_that_does_not_exist_is_named(backend, expert):
     indices_NK[3, 1] = expert
     for function in (experts, experts_traced):
         with pytest.raises(UserError, match=rf"expert indices must lie in 0\.\.4; got {expert}"):
-            function(x_ND, indices_NK, weights_NK, weights, backend=backend)
+            function(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend=backend))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,6 @@ def test_an_expert_that_does_not_exist_is_named(backend, expert):
         ({"w_in": torch.zeros(5, 40)}, r"three axes, experts first; got \(5, 40\)"),
         ({"w_in": torch.zeros(5, 20, 24)}, r"w_in must be \(5, 40, 24\) beside w_out .*got \(5, 20, 24\)"),
         ({"backend": "cuda"}, "backend must be one of auto, reference, torch, triton; got 'cuda'"),
-        ({"backend": "reference", "batch_invariant": True}, "must be off on the reference backend"),
         (
             {"x": torch.zeros(6, 24).long()},
             "x must hold float16, bfloat16, float32 or float64 numbers; got torch.int64",
@@ -68,19 +68,16 @@ def test_an_expert_that_does_not_exist_is_named(backend, expert):
 )
 def test_what_does_not_fit_is_refused(change, message):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=6)
-    given = {"x": x_ND, "indices": indices_NK, "expert_weights": weights_NK, "w_in": weights.w_in, **change}
-    options = {name: given[name] for name in ("backend", "batch_invariant") if name in given}
+    given = {"x": x_ND, "indices": indices_NK, "expert_weights": weights_NK, "w_in": weights.w_in, "backend": "auto"}
+    x, indices, expert_weights, w_in, backend = (given | change).values()
     with pytest.raises(UserError, match=message):
-        experts(
-            given["x"], given["indices"], given["expert_weights"], ExpertWeights(given["w_in"], weights.w_out),
-            **options,
-        )  # fmt: skip
+        experts(ExpertCall(x, indices, expert_weights, ExpertWeights(w_in, weights.w_out), backend=backend))
 
 
 def test_kernels_need_a_gpu_unless_they_are_interpreted():
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=6)
     with pytest.raises(UserError, match="the triton backend must have tensors on a CUDA device; got cpu; use torch"):
-        experts(x_ND, indices_NK, weights_NK, weights, backend="triton")
+        experts(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend="triton"))
 
 
 def test_without_triton_its_backend_says_what_to_use(monkeypatch):
@@ -89,20 +86,25 @@ def test_without_triton_its_backend_says_what_to_use(monkeypatch):
     monkeypatch.delitem(sys.modules, "model.experts.triton_backend", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(UserError, match="must have the triton package; got none; pass backend='torch'"):
-        experts(x_ND, indices_NK, weights_NK, weights, backend="triton")
+        experts(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend="triton"))
 
 
 def test_half_precision_is_the_arithmetic_of_other_devices_but_never_of_the_reference():
     """Shown on tensors without a device's memory; on a CPU it is float32 for all."""
-    halves = [torch.zeros(2, 3, dtype=torch.bfloat16, device="meta") for _ in range(4)]
+    x_ND, w_in, w_out = (
+        torch.zeros(shape, dtype=torch.bfloat16, device="meta") for shape in ((2, 3), (4, 10, 3), (4, 3, 5))
+    )
+    indices_NK = torch.zeros(2, 1, dtype=torch.int64, device="meta")
     for backend, wanted in (("torch", torch.bfloat16), ("triton", torch.bfloat16), ("reference", torch.float32)):
-        x, expert_weights = _in_arithmetic_dtype(halves[0], halves[1], ExpertWeights(*halves[2:]), backend)
-        assert (x.dtype, expert_weights.dtype) == (wanted, torch.float32)
+        call = ExpertCall(x_ND, indices_NK, x_ND[:, :1], ExpertWeights(w_in, w_out), backend=backend).prepared()
+        assert (call.x_ND.dtype, call.expert_weights_NK.dtype) == (wanted, torch.float32)
 
 
 def test_on_the_cpu_auto_is_torch():
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=6)
-    auto, chosen = (experts(x_ND, indices_NK, weights_NK, weights, backend=name) for name in ("auto", "torch"))
+    auto, chosen = (
+        experts(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend=name)) for name in ("auto", "torch")
+    )
     assert torch.equal(auto, chosen)
 
 
@@ -121,10 +123,10 @@ def _layouts(x_ND):
 def test_the_layout_of_x_is_no_matter(layout):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=18)
     strided = _layouts(x_ND)[layout]
-    layer = lambda x, w, m: experts(x, indices_NK, w, m)
+    layer = lambda x, w, m: experts(ExpertCall(x, indices_NK, w, m))
     plain = with_gradients(layer, x_ND, weights_NK, weights)
     leaf = strided.requires_grad_()
-    out_ND = experts(leaf, indices_NK, weights_NK, weights)
+    out_ND = experts(ExpertCall(leaf, indices_NK, weights_NK, weights))
     direction = torch.randn(out_ND.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     (gradient,) = torch.autograd.grad((out_ND * direction.float()).sum(), leaf)
     assert_equal_bits({"out": out_ND.detach(), "x": gradient}, {"out": plain["out"], "x": plain["x"]})
@@ -134,16 +136,16 @@ def test_one_token_expanded_is_that_token_repeated():
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=8)
     expanded = x_ND[:1].expand(8, 24)
     assert torch.equal(
-        experts(expanded, indices_NK, weights_NK, weights),
-        experts(expanded.contiguous(), indices_NK, weights_NK, weights),
+        experts(ExpertCall(expanded, indices_NK, weights_NK, weights)),
+        experts(ExpertCall(expanded.contiguous(), indices_NK, weights_NK, weights)),
     )
 
 
 def test_weights_may_be_transposed_views_and_indices_int32():
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=18)
     views = ExpertWeights(*(matrix.transpose(1, 2).contiguous().transpose(1, 2) for matrix in weights))
-    plain = with_gradients(lambda x, w, m: experts(x, indices_NK, w, m), x_ND, weights_NK, weights)
-    other = with_gradients(lambda x, w, m: experts(x, indices_NK.int(), w, m), x_ND, weights_NK, views)
+    plain = with_gradients(lambda x, w, m: experts(ExpertCall(x, indices_NK, w, m)), x_ND, weights_NK, weights)
+    other = with_gradients(lambda x, w, m: experts(ExpertCall(x, indices_NK.int(), w, m)), x_ND, weights_NK, views)
     assert_close(other, plain, 1e-6)
 
 
@@ -159,7 +161,10 @@ def test_weights_mapped_from_a_file_work_at_any_offset(tmp_path):
     views = ExpertWeights(mapped[1 : count + 1].view_as(weights.w_in), mapped[count + 2 :].view_as(weights.w_out))
     assert views.w_in.data_ptr() % 16 == 4
     assert (
-        relative_error(experts(x_ND, indices_NK, weights_NK, views), experts(x_ND, indices_NK, weights_NK, weights))
+        relative_error(
+            experts(ExpertCall(x_ND, indices_NK, weights_NK, views)),
+            experts(ExpertCall(x_ND, indices_NK, weights_NK, weights)),
+        )
         <= 1e-6
     )
 
@@ -169,7 +174,7 @@ def test_weights_mapped_from_a_file_work_at_any_offset(tmp_path):
 def test_half_precision_is_storage_and_float32_the_arithmetic(stored, backend):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=18)
     x_half, weights_half = x_ND.to(stored), ExpertWeights(*(matrix.to(stored) for matrix in weights))
-    layer = lambda x, w, m: experts(x, indices_NK, w, m, backend=backend)
+    layer = lambda x, w, m: experts(ExpertCall(x, indices_NK, w, m, backend=backend))
     half = with_gradients(layer, x_half, weights_NK.to(stored), weights_half)
     widened = ExpertWeights(*(matrix.float() for matrix in weights_half))
     full = with_gradients(layer, x_half.float(), weights_NK.to(stored).float(), widened)
@@ -194,10 +199,8 @@ def test_any_mixture_of_shapes_types_layouts_and_options_equals_the_loop(seed):
     ]
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
     truth_ND = loop_in_float64(wide[0], indices_NK, wide[1], ExpertWeights(*wide[2:]), gated)
-    out_ND = experts(
-        leaves[0], draw.choice(layouts)(indices_NK), leaves[1], ExpertWeights(*leaves[2:]), gated=gated,
-        batch_invariant=draw.random() < 0.3, accumulate_into_grad=draw.random() < 0.3,
-    )  # fmt: skip
+    call = ExpertCall(leaves[0], draw.choice(layouts)(indices_NK), leaves[1], ExpertWeights(*leaves[2:]), gated=gated)
+    out_ND = experts(call)
     rounding = max(2e-6, torch.finfo(leaves[0].dtype).eps)
     assert relative_error(out_ND, truth_ND) <= rounding
     if out_ND.requires_grad:
@@ -215,15 +218,15 @@ def test_any_mixture_of_shapes_types_layouts_and_options_equals_the_loop(seed):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_types_may_be_mixed_and_the_output_has_that_of_x(backend):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=18)
-    exact = experts(x_ND, indices_NK, weights_NK, weights, backend=backend)
+    exact = experts(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend=backend))
     stored = ExpertWeights(weights.w_in.bfloat16(), weights.w_out.half())
-    mixed = experts(x_ND, indices_NK, weights_NK.double(), stored, backend=backend)
+    mixed = experts(ExpertCall(x_ND, indices_NK, weights_NK.double(), stored, backend=backend))
     assert mixed.dtype == torch.float32
     assert 1e-5 < relative_error(mixed, exact) < 1e-2  # the weights were rounded, the arithmetic was not
     widened = ExpertWeights(*(matrix.double() for matrix in stored))
-    assert relative_error(mixed, experts(x_ND, indices_NK, weights_NK, widened, backend=backend)) < 1e-6
+    assert relative_error(mixed, experts(ExpertCall(x_ND, indices_NK, weights_NK, widened, backend=backend))) < 1e-6
     double = with_gradients(
-        lambda x, w, m: experts(x, indices_NK, w, m, backend=backend), x_ND.double(), weights_NK, weights
+        lambda x, w, m: experts(ExpertCall(x, indices_NK, w, m, backend=backend)), x_ND.double(), weights_NK, weights
     )
     assert [value.dtype for value in double.values()] == [torch.float64] * 2 + [torch.float32] * 3
 
@@ -231,7 +234,7 @@ def test_types_may_be_mixed_and_the_output_has_that_of_x(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_autocast_changes_nothing(backend):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=18)
-    layer = lambda x, w, m: experts(x, indices_NK, w, m, backend=backend)
+    layer = lambda x, w, m: experts(ExpertCall(x, indices_NK, w, m, backend=backend))
     plain = with_gradients(layer, x_ND, weights_NK, weights)
 
     def under_autocast(x, w, m):
@@ -240,7 +243,7 @@ def test_autocast_changes_nothing(backend):
 
     assert_equal_bits(with_gradients(under_autocast, x_ND, weights_NK, weights), plain)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        trace = experts_traced(x_ND, indices_NK, weights_NK, weights, backend=backend)
+        trace = experts_traced(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend=backend))
         if backend == "torch":  # the hand-written backward is as blind to autocast as the forward
             assert_equal_bits(with_gradients(layer, x_ND, weights_NK, weights), plain)
     assert torch.equal(trace.out_ND, plain["out"])
@@ -256,12 +259,12 @@ def test_expert_weights_stay_float32_beside_half_precision_arithmetic():
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=18)
     halves = [tensor.bfloat16().requires_grad_() for tensor in (x_ND, *weights)]
     leaf_NK = weights_NK.clone().requires_grad_()
-    options = Options("torch", True, True, False, True, False)
-    layer = lambda x, w, w_in, w_out: run(x, w, w_in, w_out, indices_NK, options).result
+    call = lambda x, w, w_in, w_out: ExpertCall(x, indices_NK, w, ExpertWeights(w_in, w_out), backend="torch")
+    layer = lambda *inputs: run(call(*inputs), summed=True)[0]
     leaves = (halves[0], leaf_NK, *halves[1:])
     result = layer(*leaves)
     result.sum().backward()
-    slot_NKD = run(*leaves, indices_NK, options._replace(summed=False)).result
+    slot_NKD, _ = run(call(*leaves), summed=False)
     assert torch.equal(sum_slots(slot_NKD), result)
     values = tuple(leaf.detach() for leaf in leaves)
     _, slope = torch.func.jvp(layer, values, values)
@@ -270,6 +273,6 @@ def test_expert_weights_stay_float32_beside_half_precision_arithmetic():
     assert relative_error(slope, wide_slope) < 0.02
     assert result.dtype == torch.bfloat16
     assert leaf_NK.grad.dtype == torch.float32
-    full = experts(x_ND, indices_NK, weights_NK, weights)
+    full = experts(ExpertCall(x_ND, indices_NK, weights_NK, weights))
     assert relative_error(result, full) < 0.02
     assert all(half.grad.dtype == torch.bfloat16 and half.grad.isfinite().all() for half in halves)

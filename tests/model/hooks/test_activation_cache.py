@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from model.hooks.activation_cache import VisitCache
-from model.network import next_token_loss
+from model.losses import next_token_loss
 from smelt_interp.errors import UserError
 from smelt_interp.sites import SITES, hook_name
 from tests.support.networks import random_tokens, tiny_network

@@ -166,13 +166,10 @@ def test_a_predicate_that_matches_nothing_raises():
 
 
 def test_the_way_out_is_for_the_name_that_was_asked():
-    request = Request(
-        attention="fast", head_results=True, expert_results=False, first_step=0, stop_step=6, from_tokens=True,
-        to_logits=True,
-    )  # fmt: skip
+    request = Request(architecture=NETWORK.architecture, attention="fast", head_results=True, stop_step=6)
     assert "blocks.0.attn.hook_result" in request.names()
     with pytest.raises(UserError, match="pass expert_results=True"):
-        request.check(["blocks.0.mlp.hook_expert_result"], NETWORK.hook_dict)
+        request.check(["blocks.0.mlp.hook_expert_result"])
 
 
 # What they do not change

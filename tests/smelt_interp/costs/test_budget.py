@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from model.hooks.names import Request
 from model.layer import Pass
 from model.network import LoopedMoE
 from smelt_interp.config import ModelConfig
@@ -82,16 +81,8 @@ def test_flops_are_what_torch_counts_in_a_forward_pass(name: str) -> None:
 def test_flops_of_a_step_are_what_torch_counts_on_the_meta_device(name: str) -> None:
     config, length = CONFIGS[name], 512
     network = meta_network(config)
-    request = Request(
-        attention="fast",
-        head_results=False,
-        expert_results=False,
-        first_step=0,
-        stop_step=len(plan(config)),
-        from_tokens=True,
-        to_logits=True,
-    )
-    run = Pass(request=request, allowed_BTS=None, cos_BTC=None, sin_BTC=None, kv_cache=None)
+    request = network.request(attention="fast")
+    run = Pass(request=request, allowed_BTS=None, cos_BTC=None, sin_BTC=None, kv_cache=None, routings=[])
     x_BTD = torch.empty(1, length, config.width, device="meta")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         network.layers[0].attn(x_BTD, hooks=network.blocks[0].attn, scale=1.0, run=run)

@@ -1,5 +1,6 @@
 """Command lines: a dataclass comes back, and every mistake is one line."""
 
+import io
 import json
 import os
 import shlex
@@ -38,6 +39,7 @@ def test_the_dataclass_comes_back() -> None:
     assert parsed("--samples", "3", "--kind", "centred") == Options(samples=3, kind="centred")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 @pytest.mark.parametrize(
     ("args", "says"),
     [
@@ -50,7 +52,8 @@ def test_the_dataclass_comes_back() -> None:
         (["--samples"], r"^Missing value for argument '--samples'"),
     ],
 )
-def test_every_mistake_is_one_line(args: list[str], says: str) -> None:
+def test_every_mistake_is_one_line(args: list[str], says: str, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
     with pytest.raises(UserError, match=says) as raised:
         parsed(*args)
     assert "\n" not in str(raised.value)

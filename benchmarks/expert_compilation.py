@@ -1,6 +1,6 @@
 """Compile every configuration of the expert kernels for GPUs that are not there, and report what each needs.
 
-`python -m model.experts.compile_ahead` prints the table of registers, spills and shared memory of
+`python -m benchmarks.expert_compilation` prints the table of registers, spills and shared memory of
 `docs/kernels.md`. No GPU is used: Triton generates the code, and the ptxas that it ships says what the code needs.
 """
 
@@ -92,7 +92,7 @@ def _products(dtype: torch.dtype, tiles: Tiles, *, last: bool) -> Iterator[Confi
         yield Configuration(
             f"weight_gradient, {name}", kernels.weight_gradient, dtype, tile,
             {"NUM_LEFT": left, "NUM_RIGHT": right, "SLOTS_PER_LEFT": per_left, "SLOTS_PER_RIGHT": per_right,
-             "ADD": True, **accumulate,
+             **accumulate,
              "BLOCK_LEFT": tile.rows, "BLOCK_RIGHT": tile.columns, "BLOCK_ROWS": tile.depth},
             "",
         )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 
-from model.experts.compile_ahead import SHARED_MEMORY_LIMIT, compile_for, configurations
+from benchmarks.expert_compilation import SHARED_MEMORY_LIMIT, compile_for, configurations
 
 
 @pytest.mark.timeout(900)

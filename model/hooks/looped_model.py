@@ -1,0 +1,326 @@
+"""What every hooked network shares: a plan whose steps are transformer-lens's layers, hooks, caches, names, one lock.
+
+A child hands its `Architecture` over, makes `blocks`, one module of `SitePoint`s a step, and whatever else it needs,
+calls `setup()`, and writes `forward` and `cfg`. Nothing here knows how a pass is computed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Literal, Protocol, Self, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
+from torch._dynamo.eval_frame import OptimizedModule
+from transformer_lens import HookedRootModule
+from transformer_lens.config import TransformerLensConfig
+
+from model.hooks.activation_cache import VisitCache, caching_hooks
+from model.hooks.hook_point import SitePoint
+from model.hooks.lock import Lock
+from model.hooks.names import Hook, NamePredicate, NamesFilter, PassOptions, Request, hook_list
+from model.losses import next_token_loss
+from model.text import to_single_token, to_str_tokens, to_string, to_tokens
+from smelt_interp.architecture import Architecture
+from smelt_interp.errors import UserError
+from smelt_interp.plan import Plan, step_index
+from smelt_interp.sites import TOP_LEVEL_SITES, hook_name
+
+
+class Weighted(Protocol):
+    """A module with a weight."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight."""
+        ...
+
+
+class LoopedModel(HookedRootModule):
+    """A network that runs its layers in the order of a plan. Calls from several threads run one after the other."""
+
+    blocks: nn.ModuleList
+    """Step s of the plan is `blocks[s]`; its hook points are those of `architecture.sites`."""
+    embed: Weighted
+    """Weight (W, D)."""
+    ln_final: Weighted
+    """Weight (D,), the gain."""
+    unembed: Weighted
+    """Weight (W, D)."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        self.architecture = architecture
+        self.lock = Lock()
+
+    def setup(self) -> None:
+        """transformer-lens's method, to be called when all modules are made: names the hook points and lists them."""
+        super().setup()
+        # transformer-lens lists every module here; a layer that is replaced later would live on in the list.
+        self.mod_dict = self.hook_dict
+        self._listed_blocks = tuple(self.blocks)
+        steps = range(len(self.plan))
+        expected = {hook_name(step, suffix) for step in steps for suffix in self.architecture.sites}
+        if wrong := expected ^ {name for name in self.hook_dict if name not in TOP_LEVEL_SITES}:
+            raise TypeError(f"hook points must be those of architecture.sites at every step; differing: {min(wrong)}")
+        if unchecked := [name for name, point in self.hook_dict.items() if not isinstance(point, SitePoint)]:
+            raise TypeError(f"hook points must be SitePoints; {unchecked[0]} is none")
+
+    @property
+    def plan(self) -> Plan:
+        """Every layer execution, in order."""
+        return self.architecture.steps
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embed.weight.device
+
+    def step(self, layer: int, visit: int) -> int:
+        """The step index of a visit. Raises `UserError` when the layer has no such visit."""
+        return step_index(self.plan, layer, visit)
+
+    # Running
+
+    @torch.compiler.disable(recursive=False)  # what a compiled graph skips is found out here
+    def __call__(self, inputs: Tensor, **options: Unpack[PassOptions]) -> Tensor:
+        with self.lock:  # around the module's own hooks too
+            self.check_hooks(self.request(**options))
+            out: Tensor = super().__call__(inputs, **options)
+            return out
+
+    def request(self, **options: Unpack[PassOptions]) -> Request:
+        """What a pass with these options computes."""
+        top_level = tuple(name for name in TOP_LEVEL_SITES if name in self.hook_dict)
+        return Request.of(self.architecture, top_level, **options)
+
+    def hooked(self) -> list[str]:
+        """The names that have a hook, set by transformer-lens's methods or by torch's."""
+        return [name for name, point in self._points().items() if point.is_hooked]
+
+    def check_hooks(self, request: Request) -> None:
+        """Raise `UserError` when a hook is set that the pass would not run: on a name that it does not compute, or
+        where compiled code would run, which takes hooks away in silence."""
+        if not (hooked := self.hooked()):
+            return
+        if get_eval_frame_callback():
+            self.refuse_hooks("a compiled network")
+        for module in self._compiled_modules():
+            self.refuse_hooks(f"a network with {module} compiled")
+        request.check(hooked)
+
+    def refuse_hooks(self, what: str) -> None:
+        """Raise `UserError` when any hook is set."""
+        if hooked := self.hooked():
+            raise UserError(f"{what} must run without hooks; got one on {hooked[0]!r}; call the network uncompiled")
+
+    def _compiled_modules(self) -> Iterator[str]:
+        """Modules of this network that were compiled in place, wrapped, or given a compiled `forward`."""
+        for name, module in self.named_modules():
+            forward = vars(module).get("forward")
+            compiled = module._compiled_call_impl is not None or isinstance(module, OptimizedModule)
+            if compiled or hasattr(forward, "_torchdynamo_orig_callable"):
+                yield f"module {name}" if name else "itself"
+
+    def _points(self) -> dict[str, SitePoint]:
+        """The hook points by name, listed anew when a block was replaced."""
+        if self._listed_blocks != tuple(self.blocks):
+            self.setup()
+        points: dict[str, SitePoint] = self.hook_dict
+        return points
+
+    # Hooks and caches
+
+    @contextmanager
+    def hooks(
+        self,
+        fwd_hooks: Iterable[Hook] = (),
+        bwd_hooks: Iterable[Hook] = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+    ) -> Iterator[Self]:
+        """transformer-lens's context manager, holding the model's lock; unknown names raise `UserError`. An exception
+        inside takes the hooks away even when they were to stay."""
+        with self.lock:
+            forward, backward = hook_list(fwd_hooks), hook_list(bwd_hooks)
+            for name, _ in (*forward, *backward):
+                self._select(name)
+            with super().hooks(forward, backward, reset_hooks_end, clear_contexts):
+                try:
+                    yield self
+                except BaseException:
+                    super().reset_hooks(clear_contexts, level=self.context_level)
+                    raise
+
+    def run_with_hooks(
+        self,
+        inputs: Tensor,
+        *,
+        fwd_hooks: Iterable[Hook] = (),
+        bwd_hooks: Iterable[Hook] = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        **options: Unpack[PassOptions],
+    ) -> Tensor:
+        """Call the model with temporary hooks; `options` are those of `forward`."""
+        with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
+            out: Tensor = self(inputs, **options)
+            return out
+
+    def run_with_cache(
+        self,
+        inputs: Tensor,
+        *,
+        names_filter: NamesFilter = None,
+        fwd_hooks: Iterable[Hook] = (),
+        bwd_hooks: Iterable[Hook] = (),
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        incl_bwd: bool = False,
+        metric: Callable[[Tensor], Tensor] | None = None,
+        return_cache_object: bool = True,
+        **options: Unpack[PassOptions],
+    ) -> tuple[Tensor, VisitCache | dict[str, Tensor]]:
+        """Call the model and keep what its hook points saw, each entry a copy, after `fwd_hooks` have edited it.
+
+        names_filter: hook names, or a predicate on them; None keeps every name that the pass computes.
+        device: where the copies go; None leaves each where it was computed.
+        incl_bwd: also call backward on `metric(output)` and keep gradients under `NAME_grad`. Without a `metric` it is
+            the mean next-token cross-entropy of the tokens, padding and the borders of documents left out. Integer
+            sites have no gradient.
+        options: those of `forward`. Raises `UserError` for a name that does not exist or does not fire.
+        """
+        request = self.request(**options)
+        names = request.select(names_filter)
+        if remove_batch_dim and len(inputs) != 1:
+            raise UserError(f"remove_batch_dim must come with a batch of one row; got {len(inputs)}")
+        if metric is not None and not incl_bwd:
+            raise UserError("a metric must come with incl_bwd=True; got incl_bwd=False")
+        if incl_bwd and metric is None:
+            if not (request.from_tokens and request.to_logits):
+                raise UserError("incl_bwd must come with a metric when start_at or stop_at is given; got none")
+            metric = partial(
+                next_token_loss,
+                inputs,
+                segment_start_BT=options.get("segment_start_BT"),
+                attention_mask_BT=options.get("attention_mask_BT"),
+            )
+        cache: dict[str, Tensor] = {}
+        fwd_caching, bwd_caching = caching_hooks(
+            cache, names, incl_bwd=incl_bwd, device=device, remove_batch_dim=remove_batch_dim
+        )
+        with self.hooks([*hook_list(fwd_hooks), *fwd_caching], [*hook_list(bwd_hooks), *bwd_caching]):
+            out = self(inputs, **options)
+            if metric is not None:
+                if not out.requires_grad:
+                    raise UserError("incl_bwd must run with gradients on; got an output that has none")
+                metric(out).backward()
+        return out, VisitCache(cache, self, has_batch_dim=not remove_batch_dim) if return_cache_object else cache
+
+    def add_hook(
+        self,
+        name: str | NamePredicate,
+        hook: Callable[..., Tensor | None],
+        dir: Literal["fwd", "bwd"] = "fwd",
+        is_permanent: bool = False,
+        level: int | None = None,
+        prepend: bool = False,
+    ) -> None:
+        """transformer-lens's `add_hook`; an unknown name raises `UserError`."""
+        with self.lock:
+            self._select(name)
+            super().add_hook(name, hook, dir, is_permanent, level, prepend)
+
+    def reset_hooks(
+        self,
+        clear_contexts: bool = True,
+        direction: Literal["fwd", "bwd", "both"] = "both",
+        including_permanent: bool = False,
+        level: int | None = None,
+    ) -> None:
+        """transformer-lens's `reset_hooks`, after any pass of another thread."""
+        with self.lock:
+            super().reset_hooks(clear_contexts, direction, including_permanent, level)
+
+    def get_caching_hooks(
+        self,
+        names_filter: NamesFilter = None,
+        incl_bwd: bool = False,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        cache: dict[str, Tensor] | None = None,
+    ) -> tuple[dict[str, Tensor], list[Hook], list[Hook]]:
+        """transformer-lens's method: the cache to be filled, and the hooks that fill it with copies. Without a filter
+        they are on the names of a plain pass; unknown names raise `UserError`."""
+        names = list(self.request().names()) if names_filter is None else self._select(names_filter)
+        cache = {} if cache is None else cache
+        return (
+            cache,
+            *caching_hooks(cache, names, incl_bwd=incl_bwd, device=device, remove_batch_dim=remove_batch_dim),
+        )
+
+    def add_caching_hooks(
+        self,
+        names_filter: NamesFilter = None,
+        incl_bwd: bool = False,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        cache: dict[str, Tensor] | None = None,
+    ) -> dict[str, Tensor]:
+        """transformer-lens's method: hooks that stay until `reset_hooks`, filling the returned cache at each run."""
+        cache, fwd_hooks, bwd_hooks = self.get_caching_hooks(names_filter, incl_bwd, device, remove_batch_dim, cache)
+        with self.lock:
+            for name, hook in fwd_hooks:
+                self.add_hook(name, hook)
+            for name, hook in bwd_hooks:
+                self.add_hook(name, hook, dir="bwd")
+        return cache
+
+    def _select(self, names: NamesFilter) -> list[str]:
+        """The names that a filter keeps of all there are."""
+        self._points()
+        return self.request(head_results=True, expert_results=True).select(names)
+
+    # What transformer-lens's tools read
+
+    @property
+    def cfg(self) -> TransformerLensConfig:
+        """transformer-lens's view of the network, `model.hooks.lens_config`, made anew at each use."""
+        raise NotImplementedError(f"{type(self).__name__} must define cfg")
+
+    @property
+    def W_E(self) -> Tensor:
+        """Embedding, (W, D)."""
+        return self.embed.weight
+
+    @property
+    def W_U(self) -> Tensor:
+        """Unembedding, (D, W), without the final norm's gain."""
+        return self.unembed.weight.T
+
+    @property
+    def b_U(self) -> Tensor:
+        """Zeros (W,), where the unembedding has no bias."""
+        return self.W_U.new_zeros(self.architecture.vocab_size)
+
+    def accumulated_bias(self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True) -> Tensor:
+        """Zeros (D,), where no part of the network has a bias."""
+        return self.W_U.new_zeros(self.architecture.width)
+
+    def tokens_to_residual_directions(self, tokens: str | int | Tensor) -> Tensor:
+        """Direction of each token's logit in the normalised stream, the final norm's gain folded in: (..., D)."""
+        if isinstance(tokens, str):
+            tokens = self.to_single_token(tokens)
+        return self.W_U.T[torch.as_tensor(tokens, device=self.device)] * self.ln_final.weight
+
+    # Text
+
+    def to_tokens(self, text: str | Sequence[str], prepend_bos: bool = True) -> Tensor:
+        """Tokens (B, T) of one text or of several of the same length, where the weights are. Raises as
+        `model.text.to_tokens` does."""
+        return to_tokens(text, prepend_bos).to(self.device)
+
+    to_single_token = staticmethod(to_single_token)
+    to_string = staticmethod(to_string)
+    to_str_tokens = staticmethod(to_str_tokens)
