@@ -69,6 +69,12 @@ def validated(record: type[Record]) -> type[Record]:
     return cast("type[Record]", made)
 
 
+def different(name: str, values: tuple[object, ...]) -> None:
+    """Raise `UserError` unless there is a value and none of them twice."""
+    if not values or len(set(values)) < len(values):
+        raise UserError(f"{name} must be one or more different values; got {' '.join(map(str, values)) or 'none'}")
+
+
 def _in_one_line(record: str, error: ValidationError) -> Exception:
     """What is wrong first: a rule of the record's own as it stands, else the field, its rule and its value."""
     found = error.errors(include_url=False)

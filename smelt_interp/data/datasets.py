@@ -1,9 +1,10 @@
 """Choices of data by name, as commands take them, and the samples that they stand for."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field
 
 from smelt_interp.data.backcopy import backcopy_samples
 from smelt_interp.data.dyck import DyckOptions, dyck_samples
@@ -11,39 +12,28 @@ from smelt_interp.data.samples import Samples, concatenate
 from smelt_interp.data.text import Cut, Domain, corpus, corpus_samples, own_corpus
 from smelt_interp.data.tokenizer import Tokenizer, padding_id
 from smelt_interp.errors import UserError
+from smelt_interp.validation import Seed, different, validated
 
 DataName = Literal["dyck", "code", "prose", "math", "backcopy"]
-MOST_SAMPLES = 1_000_000
-MOST_TOKENS = 1_000_000
-"""Of a row."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@validated
 class DataOptions(DyckOptions):
-    """Which samples. Raises UserError when a field is outside its rule."""
+    """Which samples."""
 
     data: tuple[str, ...] = ("dyck",)
     """One or more of dyck, backcopy, held-out code, prose or math, and paths of text files or folders in UTF-8."""
-    samples: int = 64
+    samples: Annotated[int, Field(ge=1, le=10**6)] = 64
     """Rows of each, of Dyck for each number of shots; each row depends on the seed and its number alone."""
-    seed: int = 0
-    length: int = 160
+    seed: Seed = 0
+    length: Annotated[int, Field(ge=2, le=10**6)] = 160
     """Tokens a row of text has, and a Dyck episode may have; at most the network's context."""
     cut: Cut = "tiled"
     """Text: tiled rows do not overlap; drawn ones may, and there are as many as asked for."""
 
     def __post_init__(self) -> None:
         DyckOptions.__post_init__(self)
-        if not self.data or len(set(self.data)) < len(self.data):
-            raise UserError(f"data must be one or more different names; got {' '.join(self.data) or 'none'}")
-        if not 1 <= self.samples <= MOST_SAMPLES:
-            raise UserError(f"samples must be 1 to {MOST_SAMPLES}; got {self.samples}")
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"seed must be 0 to 2**63 - 1; got {self.seed}")
-        if not 2 <= self.length <= MOST_TOKENS:
-            raise UserError(f"length must be 2 to {MOST_TOKENS} tokens; got {self.length}")
-        if self.cut not in get_args(Cut):
-            raise UserError(f"cut must be one of {', '.join(get_args(Cut))}; got {self.cut}")
+        different("data", self.data)
 
 
 def load_samples(options: DataOptions, context: int, tokenizer: Tokenizer) -> Samples:

@@ -30,14 +30,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from smelt_interp.data.marked_text import MarkedText, Row, Tokens, joined, padded, roles_of, tokens_of, with_bos
 from smelt_interp.data.samples import Episode, Role, Samples, document_id
 from smelt_interp.data.tokenizer import Tokenizer
 from smelt_interp.errors import UserError
+from smelt_interp.validation import different, validated
 
 Rendering = Literal["full", "compact"]
 Pairing = Literal["standard", "episode"]
@@ -45,41 +47,35 @@ Pairing = Literal["standard", "episode"]
 OPENERS = "([{<"
 CLOSERS = ")]}>"
 MAX_OPEN = 3
-MOST_SHOTS = 10_000
 DOMAIN = "dyck"
 INSTRUCTION = "Complete each sequence: close every open bracket, the last one opened first.\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DyckOptions:
-    """What episodes are drawn. Raises UserError when a field is outside its rule."""
+Total = Annotated[int, Field(ge=4, le=100, multiple_of=2)]
+"""Brackets of prefix and answer together."""
 
-    shots: tuple[int, ...] = (8,)
+
+@validated
+class DyckOptions:
+    """What episodes are drawn."""
+
+    shots: tuple[Annotated[int, Field(ge=0, le=10_000)], ...] = (8,)
     """Dyck: demonstrations before the query, one or more numbers; the same queries are asked at each."""
     rendering: Rendering = "compact"
     """Dyck: how a shot is written: `PREFIX:ANSWER`, or in full with an instruction line."""
     pairing: Pairing = "episode"
     """Dyck: episode permutes the closers for each episode, in prefix, demonstrations and answer alike."""
-    num_types: int = 4
+    num_types: Annotated[int, Field(ge=1, le=len(OPENERS))] = len(OPENERS)
     """Dyck: bracket types, the first 1 to 4 of ( [ { <."""
-    min_total: int = 4
+    min_total: Total = 4
     """Dyck: brackets of prefix and answer together, at least; even."""
-    max_total: int = 12
+    max_total: Total = 12
     """Dyck: brackets of prefix and answer together, at most; even, up to 100."""
 
     def __post_init__(self) -> None:
-        for what, value, choices in (("rendering", self.rendering, Rendering), ("pairing", self.pairing, Pairing)):
-            if value not in get_args(choices):
-                raise UserError(f"Dyck {what} must be one of {', '.join(get_args(choices))}; got {value}")
-        if not 1 <= self.num_types <= len(OPENERS):
-            raise UserError(f"Dyck num_types must be 1 to {len(OPENERS)}; got {self.num_types}")
-        totals = (self.min_total, self.max_total)
-        if any(total % 2 for total in totals) or not 4 <= self.min_total <= self.max_total <= 100:
-            raise UserError(f"Dyck min_total and max_total must be even, 4 <= min <= max <= 100; got {totals}")
-        if not self.shots or len(set(self.shots)) < len(self.shots):
-            raise UserError(f"Dyck shots must be one or more different numbers; got {list(self.shots)}")
-        if not 0 <= min(self.shots) <= max(self.shots) <= MOST_SHOTS:
-            raise UserError(f"Dyck shots must be 0 to {MOST_SHOTS}; got {list(self.shots)}")
+        different("shots", self.shots)
+        if self.min_total > self.max_total:
+            raise UserError(f"min_total must be at most max_total, {self.max_total}; got {self.min_total}")
 
 
 def most_shots(options: DyckOptions, length: int) -> int:

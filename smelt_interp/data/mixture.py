@@ -2,53 +2,52 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from smelt_interp.data.backcopy import backcopy_rows
-from smelt_interp.data.dyck import filled_rows
+from smelt_interp.data.dyck import Total, filled_rows
 from smelt_interp.data.marked_text import padded
 from smelt_interp.data.samples import Samples
 from smelt_interp.data.text import Domain, Source, Split, Windows, corpus
 from smelt_interp.data.tokenizer import BYTES, Tokenizer
 from smelt_interp.errors import UserError
+from smelt_interp.validation import Seed, validated
 
 EMPTY_DIGEST = "0" * 64
 """The order digest before the first step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+Rows = Annotated[int, Field(ge=0, le=10**6)]
+
+
+@validated
 class MixtureOptions:
     """How many rows of each kind a step has, in the order in which they stand in the batch."""
 
-    context: int = 160
+    context: Annotated[int, Field(ge=2, le=10**6)] = 160
     """Tokens a row, BOS included; every row is full."""
-    dyck_episode: int = 5
+    dyck_episode: Rows = 5
     """Compact Dyck with closers permuted for each row."""
-    dyck_standard: int = 1
+    dyck_standard: Rows = 1
     """Compact Dyck with the usual closers."""
-    code: int = 2
-    prose: int = 1
-    math: int = 1
-    backcopy: int = 2
-    max_total: int = 12
+    code: Rows = 2
+    prose: Rows = 1
+    math: Rows = 1
+    backcopy: Rows = 2
+    max_total: Total = 12
     """Longest bracket sequence; each Dyck row draws its own limit, even, 4 to this."""
     split: Split = "train"
     """Side of the documents."""
     source: Source = "fetched"
     """Where prose and mathematics come from."""
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        counts = (self.dyck_episode, self.dyck_standard, self.code, self.prose, self.math, self.backcopy)
-        if min(counts) < 0 or not sum(counts):
-            raise UserError(f"mixture rows must be 0 or more of each kind and at least 1 in all; got {counts}")
-        if self.context < 2:
-            raise UserError(f"mixture context must be at least 2 tokens; got {self.context}")
-        if self.max_total % 2 or not 4 <= self.max_total <= 100:
-            raise UserError(f"mixture max_total must be even, 4 to 100; got {self.max_total}")
-        if self.seed < 0:
-            raise UserError(f"mixture seed must be 0 or above; got {self.seed}")
+        if not sum((self.dyck_episode, self.dyck_standard, self.code, self.prose, self.math, self.backcopy)):
+            raise UserError("mixture rows must be at least 1 in all; got 0 of every kind")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,9 +154,9 @@ def own_corpus(path: Path) -> Corpus:
             documents.append(_own_document(file, name, LARGEST_TEXT - num_bytes))
             num_bytes += len(documents[-1].data)
     except OSError as error:
-        raise UserError(f"text must be readable; got {_shown(error.filename or path)}: {error.strerror}") from None
+        raise UserError(f"text must be readable; got {error.filename or path}: {error.strerror}") from None
     if not documents:
-        raise UserError(f"a folder of text must hold a file; got none in {_shown(path)}")
+        raise UserError(f"a folder of text must hold a file; got none in {path}")
     letters = "".join(letter if 32 < ord(letter) < 127 else "_" for letter in path.resolve().stem)
     return Corpus(domain=f"file:{letters}"[:DOMAIN_WIDTH], documents=tuple(documents))
 
@@ -173,28 +173,22 @@ def split_corpus(texts: Corpus, split: Split) -> Corpus:
 def _own_document(path: Path, name: str, room: int) -> Document:
     """One file of at most `room` bytes, read only when it is a regular file: a device or a pipe may never end."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise UserError(f"text must be a regular file; got {_shown(path)}: write it to a file first")
+        raise UserError(f"text must be a regular file; got {path}: write it to a file first")
     with path.open("rb") as file:
         data = file.read(room + 1)
     if len(data) > room:
-        raise UserError(f"text must have at most {LARGEST_TEXT} bytes in all; got more with {_shown(path)}: split it")
+        raise UserError(f"text must have at most {LARGEST_TEXT} bytes in all; got more with {path}: split it")
     num_bytes, data = len(data), data.removeprefix(BYTE_ORDER_MARK)
     if not data.strip():
-        raise UserError(f"text file must not be empty; got {_shown(path)} with {num_bytes} bytes")
+        raise UserError(f"text file must not be empty; got {path} with {num_bytes} bytes")
     try:
         data.decode()
     except UnicodeDecodeError as error:
         raise UserError(
-            f"text file must be UTF-8; got {_shown(path)} with byte 0x{data[error.start]:02x} at {error.start}: "
+            f"text file must be UTF-8; got {path} with byte 0x{data[error.start]:02x} at {error.start}: "
             "convert it first, e.g. with iconv"
         ) from None
     return Document(name=name, data=data)
-
-
-def _shown(path: object) -> str:
-    """A path for a message: printable, and its end when it is long."""
-    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(path))
-    return text if len(text) <= 120 else f"…{text[-119:]}"
 
 
 class Windows:

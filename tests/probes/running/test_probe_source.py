@@ -165,7 +165,7 @@ def test_a_batch_has_a_sample_and_a_network_a_thread() -> None:
         ({"data": ("dyck", "dyck")}, "data must be one or more different names; got dyck dyck"),
         (
             {"data": ("nothing",), "length": 40},
-            "data must be one of dyck, code, .*, or a file or folder; got 'nothing'",
+            "data must be one of dyck, .*, or a file or folder; got 'nothing'",
         ),
         ({"samples": 0}, "samples must be at least 1; got 0"),
         ({"samples": 10**23}, "samples must be at most 1000000; got 1"),

@@ -190,16 +190,17 @@ def test_filled_rows_are_full_of_whole_shots_but_the_last():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rendering": "short"}, "rendering must be one of full, compact; got short"),
-        ({"pairing": "any"}, "pairing must be one of standard, episode; got any"),
-        ({"num_types": 5}, "num_types must be 1 to 4; got 5"),
-        ({"max_total": 11}, r"must be even, 4 <= min <= max <= 100; got \(4, 11\)"),
-        ({"min_total": 2}, r"got \(2, 12\)"),
-        ({"max_total": 102}, r"got \(4, 102\)"),
-        ({"shots": (-1,)}, r"shots must be 0 to 10000; got \[-1\]"),
-        ({"shots": (10_001,)}, r"shots must be 0 to 10000; got \[10001\]"),
-        ({"shots": ()}, r"shots must be one or more different numbers; got \[\]"),
-        ({"shots": (2, 2)}, r"shots must be one or more different numbers; got \[2, 2\]"),
+        ({"rendering": "short"}, "rendering must be 'full' or 'compact'; got 'short'"),
+        ({"pairing": "any"}, "pairing must be 'standard' or 'episode'; got 'any'"),
+        ({"num_types": 5}, "num_types must be at most 4; got 5"),
+        ({"max_total": 11}, "max_total must be a multiple of 2; got 11"),
+        ({"min_total": 2}, "min_total must be at least 4; got 2"),
+        ({"max_total": 102}, "max_total must be at most 100; got 102"),
+        ({"min_total": 14}, "min_total must be at most max_total, 12; got 14"),
+        ({"shots": (-1,)}, r"shots.0 must be at least 0; got -1"),
+        ({"shots": (1, 10_001)}, r"shots.1 must be at most 10000; got 10001"),
+        ({"shots": ()}, "shots must be one or more different values; got none"),
+        ({"shots": (2, 2)}, "shots must be one or more different values; got 2 2"),
     ],
 )
 def test_bad_options_are_refused(change, message):

@@ -82,11 +82,14 @@ def test_token_stream_of_everything_but_text_is_pinned():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prose": -1}, "0 or more of each kind"),
-        (dict.fromkeys(("dyck_episode", "dyck_standard", "code", "prose", "math", "backcopy"), 0), "at least 1 in all"),
-        ({"context": 1}, "context must be at least 2 tokens; got 1"),
-        ({"max_total": 9}, "max_total must be even, 4 to 100; got 9"),
-        ({"seed": -1}, "seed must be 0 or above; got -1"),
+        ({"prose": -1}, "prose must be at least 0; got -1"),
+        (
+            dict.fromkeys(("dyck_episode", "dyck_standard", "code", "prose", "math", "backcopy"), 0),
+            "at least 1 in all; got 0",
+        ),
+        ({"context": 1}, "context must be at least 2; got 1"),
+        ({"max_total": 9}, "max_total must be a multiple of 2; got 9"),
+        ({"seed": -1}, "seed must be at least 0; got -1"),
     ],
 )
 def test_bad_options_are_refused(change, message):
