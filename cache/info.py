@@ -25,7 +25,7 @@ def site_rows(capture: Capture) -> list[list[Cell]]:
                     suffix,
                     " x ".join(map(str, dataset.shape[2:])),
                     str(dataset.dtype),
-                    f"{len(steps)} of {len(capture.plan)}",
+                    f"{len(steps)} of {len(capture.architecture.steps)}",
                     ", ".join(str(head + 1) for head in heads) or "-",
                     compact(dataset.id.get_storage_size()) + "B",
                 ]
@@ -55,9 +55,10 @@ def command(file: Path) -> None:
             ["site", "one sample", "stored as", "steps", "heads", "on disk"],
             site_rows(capture),
             [
-                "steps: " + "; ".join(f"{step} {label(capture.plan[step])}" for step in recorded),
+                "steps: " + "; ".join(f"{step} {label(capture.architecture.steps[step])}" for step in recorded),
                 *(f"{name}: {value}" for name, value in capture.request.items() if name not in ("sites", "samples")),
-                "config: " + ", ".join(f"{name} {value}" for name, value in capture.config.to_json().items()),
+                "architecture: "
+                + ", ".join(f"{name} {value}" for name, value in capture.architecture.to_json().items()),
                 f"digest: {capture.digest}",
                 f"recorded by: {capture.command or '-'}",
             ],

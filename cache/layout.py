@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from cache.batch import Batch
 from cache.selection import Kept, num_heads
-from smelt_interp.config import ModelConfig
+from smelt_interp.architecture import Architecture
 from smelt_interp.data.samples import EPISODE, Samples
 from smelt_interp.errors import UserError
-from smelt_interp.plan import plan
 from smelt_interp.sites import SITES
 
+SCORES = "attn.hook_attn_scores"
+"""The site whose numbers may be -inf: the score of a key that a query may not see."""
 SCHEMA = "smelt.capture"
 VERSION = 1
 LIBRARY_FORMAT = ("v110", "v110")
@@ -48,7 +49,7 @@ OUTPUT_TYPES: dict[str, np.dtype[np.generic]] = {"logprob": np.dtype(np.float32)
 class Contents:
     """What a capture will hold, fixed before its first batch is recorded."""
 
-    config: ModelConfig
+    architecture: Architecture
     samples: Samples
     sample_ids: NDArray[np.int64]
     """Number of each row in the whole data set."""
@@ -67,7 +68,7 @@ class Contents:
         if (longest := max(self.samples.domain_N.tolist(), key=len)) != longest[: TOKEN_TYPES["domain"].itemsize]:
             raise UserError(f"a domain must have at most {TOKEN_TYPES['domain'].itemsize} letters; got {longest!r}")
         for suffix, kept in self.sites.items():
-            check_kept(suffix, kept, self.config)
+            check_kept(suffix, kept, self.architecture)
 
     def request(self) -> dict[str, object]:
         """Everything that fixes the recorded numbers, as JSON values."""
@@ -88,13 +89,13 @@ class Contents:
         """The request as JSON text: equal texts, equal requests."""
         return json.dumps(self.request(), sort_keys=True)
 
-    def config_json(self) -> str:
-        """The config as JSON text."""
-        return json.dumps(self.config.to_json(), sort_keys=True)
+    def architecture_json(self) -> str:
+        """The architecture as JSON text."""
+        return json.dumps(self.architecture.to_json(), sort_keys=True)
 
     def digest(self) -> str:
-        """SHA-256 of config and request: parts with the same one belong together."""
-        return contents_digest(self.config_json(), self.request_json())
+        """SHA-256 of architecture and request: parts with the same one belong together."""
+        return contents_digest(self.architecture_json(), self.request_json())
 
     def num_bytes(self) -> int:
         """Bytes that sites, outputs and token columns take before compression."""
@@ -103,29 +104,30 @@ class Contents:
         a_sample: int = num_tokens * sum(column.itemsize for column in columns)
         for suffix, kept in self.sites.items():
             value_bytes = 4 if SITES[suffix].integer or self.precision == "float32" else 2
-            shape = site_shape(suffix, self.config, num_tokens, len(kept.heads))
+            shape = site_shape(suffix, self.architecture, num_tokens, len(kept.heads))
             a_sample += len(kept.steps) * prod(shape) * value_bytes
         return len(self.samples) * a_sample
 
 
-def contents_digest(config_json: str, request_json: str) -> str:
+def contents_digest(architecture_json: str, request_json: str) -> str:
     """SHA-256 of the two texts, as a capture holds them."""
-    return hashlib.sha256(f"{config_json}\n{request_json}".encode()).hexdigest()
+    return hashlib.sha256(f"{architecture_json}\n{request_json}".encode()).hexdigest()
 
 
-def check_kept(suffix: str, kept: Kept, config: ModelConfig) -> None:
+def check_kept(suffix: str, kept: Kept, architecture: Architecture) -> None:
     """Raise UserError unless steps and heads are ascending numbers that this network has."""
-    counts = {"steps": len(plan(config)), "heads": num_heads(suffix, config)}
+    counts = {"steps": len(architecture.steps), "heads": num_heads(suffix, architecture)}
     for (what, count), numbers in zip(counts.items(), kept, strict=True):
         ascending = all(low < high for low, high in pairwise(numbers))
         if not ascending or any(not 0 <= number < count for number in numbers) or (count and not numbers):
             raise UserError(f"{what} of {suffix} must be ascending numbers below {count}; got {list(numbers)}")
 
 
-def site_shape(suffix: str, config: ModelConfig, num_tokens: int, heads_kept: int) -> tuple[int, ...]:
+def site_shape(suffix: str, architecture: Architecture, num_tokens: int, heads_kept: int) -> tuple[int, ...]:
     """Shape of one sample at one step of a site."""
-    size = {"T": num_tokens, "S": num_tokens, "D": config.width, "Q": heads_kept, "G": heads_kept,
-            "C": config.head_width, "E": config.num_experts, "K": config.top_k, "1": 1}  # fmt: skip
+    size = {"T": num_tokens, "S": num_tokens, "D": architecture.width, "Q": heads_kept, "G": heads_kept,
+            "C": architecture.head_width, "E": architecture.num_experts, "K": architecture.top_k, "1": 1,
+            "W": architecture.vocab_size}  # fmt: skip
     return tuple(size[axis] for axis in SITES[suffix].axes[1:])
 
 
@@ -174,7 +176,7 @@ def part_image(contents: Contents, batch: Batch) -> bytes:
             data: NDArray[np.generic] = np.asarray(values, OUTPUT_TYPES[name])
             file.create_dataset(name, data=data, chunks=(1, num_tokens), fletcher32=True)
         for suffix, kept in contents.sites.items():
-            shape = site_shape(suffix, contents.config, num_tokens, len(kept.heads))
+            shape = site_shape(suffix, contents.architecture, num_tokens, len(kept.heads))
             bfloat16 = suffix in batch.bfloat16 and not is_attention(suffix)
             encoded = [
                 encode(
@@ -210,7 +212,7 @@ def create_site(file: h5py.File, suffix: str, shape: tuple[int, ...], dtype: np.
 def _recorded(batch: Batch, step: int, suffix: str, shape: tuple[int, ...], kept: Kept) -> NDArray[np.generic]:
     if (step, suffix) not in batch.sites:
         raise UserError(f"a batch must hold every site of its capture; missing {suffix} of step {step}")
-    values = batch.sites[step, suffix]
+    values = np.asarray(batch.sites[step, suffix])
     if values.shape != shape or batch.heads.get(suffix, ()) != kept.heads:
         raise UserError(
             f"{suffix} must have shape {shape} for heads {list(kept.heads)}; got {values.shape} "

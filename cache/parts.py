@@ -44,7 +44,6 @@ from cache.verify import verify_contents, verify_digest
 from smelt_interp.data.samples import concatenate
 from smelt_interp.data.tokenizer import PAD
 from smelt_interp.errors import UserError
-from smelt_interp.plan import plan
 from smelt_interp.sites import SITES
 from smelt_interp.terminal.output_files import make_folder, write_whole
 
@@ -213,7 +212,7 @@ class Recording:
             )
         if stored.get("digest") != self._digest:
             ours = json.loads(self._contents.request_json())
-            differ = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)] or ["config"]
+            differ = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)] or ["architecture"]
             raise UserError(
                 f"parts to go on with must be of the same request; {self._folder} differs in {', '.join(differ)}: "
                 "remove it or choose another name"
@@ -270,7 +269,7 @@ def write_capture(
     batch = batches[0]
     suffixes = [suffix for suffix in SITES if any(suffix == recorded for _, recorded in batch.sites)]
     contents = Contents(
-        config=batch.config,
+        architecture=batch.architecture,
         samples=concatenate([each.samples for each in batches], PAD),
         sample_ids=np.concatenate([each.sample_ids for each in batches]),
         sites={
@@ -313,7 +312,7 @@ def _num_samples(file: h5py.File, first: int, contents: Contents) -> int:
     expected: dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
     expected = dict.fromkeys(OUTPUT_TYPES, ((count, num_tokens), (1, num_tokens)))
     for suffix, kept in contents.sites.items():
-        shape = site_shape(suffix, contents.config, num_tokens, len(kept.heads))
+        shape = site_shape(suffix, contents.architecture, num_tokens, len(kept.heads))
         expected[suffix] = (len(kept.steps), count, *shape), site_chunk(suffix, shape)
     found = {name: (dataset.shape, dataset.chunks) for name, dataset in file.items()}
     if wrong := sorted(name for name in {*expected, *found} if expected.get(name) != found.get(name)):
@@ -366,7 +365,7 @@ def _write_head(file: h5py.File, contents: Contents, command: str) -> None:
     file.attrs["schema"] = np.bytes_(SCHEMA)
     file.attrs["version"] = np.int64(VERSION)
     for name, text in (
-        ("config", contents.config_json()),
+        ("architecture", contents.architecture_json()),
         ("request", contents.request_json()),
         ("command", command),
     ):
@@ -390,10 +389,6 @@ def _write_head(file: h5py.File, contents: Contents, command: str) -> None:
     text.create_dataset("offsets", data=np.cumsum([0, *map(len, texts)]), fletcher32=True)
     joined = np.frombuffer(b"".join(texts), np.uint8)
     text.create_dataset("bytes", data=joined, fletcher32=joined.size > 0)
-    steps = np.array(plan(contents.config), np.int64)
-    group = file.create_group("steps")
-    group.create_dataset("layer", data=steps[:, 0], fletcher32=True)
-    group.create_dataset("visit", data=steps[:, 1], fletcher32=True)
 
 
 def _copy(part: Part, file: h5py.File, num_samples: int) -> None:
@@ -423,7 +418,7 @@ def _copy(part: Part, file: h5py.File, num_samples: int) -> None:
 
 
 def _differing(capture: Capture, contents: Contents) -> list[str]:
-    """What two requests differ in, e.g. `threads`; `config` for the network's shape."""
+    """What two requests differ in, e.g. `threads`; `architecture` for the network's."""
     asked = json.loads(contents.request_json())
     names = [name for name in sorted({*asked, *capture.request}) if asked.get(name) != capture.request.get(name)]
-    return names if capture.config == contents.config else ["config", *names]
+    return names if capture.architecture == contents.architecture else ["architecture", *names]

@@ -12,7 +12,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,14 +23,17 @@ from numpy.typing import NDArray
 
 import smelt_interp
 from cache.batch import Batch, SiteKey
-from cache.layout import Contents, Precision
+from cache.layout import SCORES, Contents, Precision
 from cache.parts import Recording
-from cache.selection import Kept, chosen_steps, head_axis, num_heads, select
+from cache.selection import Kept, check_batch_size, chosen_steps, head_axis, num_heads, num_visits, select
 from cache.store import Capture, parts_folder
+from smelt_interp.architecture import Architecture
+from smelt_interp.arrays import Array
 from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.samples import Samples
 from smelt_interp.data.tokenizer import BYTES
 from smelt_interp.errors import UserError, run_command
+from smelt_interp.plan import label
 from smelt_interp.sites import SITES, hook_name
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.progress import Progress
@@ -39,6 +42,7 @@ from smelt_interp.terminal.tables import compact
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from model.hooks.activation_cache import VisitCache
     from model.network import LoopedMoE
 
 DEFAULT_SITES = (
@@ -80,23 +84,16 @@ def run_batches(
     """Batches of a running network, in memory that does not grow with the number of samples.
 
     The filters count from 0, and an empty one leaves all: `layers`, `visits` and `heads` as in
-    `cache.selection.select`; `rows` are positions in `samples`. Arrays have the network's types, half precision as
-    float32. Raises UserError for a filter or a site that the network does not have, rows longer
-    than its context, and tokens outside its vocabulary.
+    `cache.selection.select`; `rows` are positions in `samples`. Arrays are tensors where the network is, half
+    precision as float32. Raises UserError for a filter or a site that the network does not have, rows longer than its
+    context, tokens outside its vocabulary, numbers that are not finite, and when the network's hooks are no longer
+    those under which this was called.
     """
-    kept = select(model.config, suffixes, layers=layers, visits=visits, heads=heads)
     chosen = _chosen_rows(samples, rows)
-    _check_batch_size(batch_size)
-    return (
-        _run(
-            model,
-            samples.rows(chosen[first : first + batch_size]),
-            chosen[first : first + batch_size],
-            kept,
-            batch_size,
-        )
-        for first in range(0, len(chosen), batch_size)
-    )
+    check_batch_size(batch_size)
+    kept = select(_architecture(model), suffixes, layers=layers, visits=visits, heads=heads)
+    run = _Pass(model, samples, kept, batch_size)
+    return (run(chosen[first : first + batch_size]) for first in range(0, len(chosen), batch_size))
 
 
 def record(
@@ -122,13 +119,13 @@ def record(
     Raises UserError as `Recording` and `run_batches` do; a full disk raises OSError. Finished parts stay.
     """
     chosen = _chosen_rows(samples, rows)
-    _check_batch_size(batch_size)
+    check_batch_size(batch_size)
     selection = {"layers": layers, "visits": visits, "heads": heads}
     contents = Contents(
-        config=model.config,
+        architecture=_architecture(model),
         samples=samples.rows(chosen),
         sample_ids=chosen,
-        sites=select(model.config, suffixes, **selection),
+        sites=select(_architecture(model), suffixes, **selection),
         precision=dtype,
         source={**(source or {}), **_facts(model, batch_size, samples.ids_NT.shape[1])},
     )
@@ -138,7 +135,7 @@ def record(
     for done, block in enumerate(missing):
         block_rows = chosen[block.start : block.stop].tolist()
         for batch in run_batches(model, samples, suffixes, batch_size=batch_size, rows=block_rows, **selection):
-            recording.add(batch)
+            recording.add(_on_host(batch))
         tell(done + 1)
         if recording.finished:  # by another process
             break
@@ -151,62 +148,118 @@ def _chosen_rows(samples: Samples, rows: Sequence[int]) -> NDArray[np.int64]:
     return np.array(sorted(set(rows)) or range(len(samples)), np.int64)
 
 
-def _check_batch_size(batch_size: int) -> None:
-    if batch_size < 1:
-        raise UserError(f"batch_size must be at least 1; got {batch_size}")
+def _architecture(model: "LoopedMoE") -> Architecture:
+    return model.config.architecture()
 
 
-def _run(
-    model: "LoopedMoE", samples: Samples, sample_ids: NDArray[np.int64], kept: Mapping[str, Kept], batch_size: int
-) -> Batch:
-    import torch
+class _Pass:
+    """A network on samples of one length, in batches of one shape, under the hooks that it has now."""
 
-    num_rows, num_tokens = samples.ids_NT.shape
-    filled = samples.rows(np.minimum(np.arange(batch_size), num_rows - 1))
-    device = next(model.parameters()).device
-    tokens_BT = torch.from_numpy(filled.ids_NT.astype(np.int64)).to(device)
-    computed = {SITES[suffix].computed for suffix in kept}
-    with torch.no_grad():
-        logits_BTW, cache = model.run_with_cache(
-            tokens_BT,
-            names_filter=[hook_name(step, suffix) for suffix, (steps, _) in kept.items() for step in steps],
-            segment_start_BT=torch.from_numpy(filled.segment_start_NT.astype(np.int64)).to(device),
-            attention="eager",
-            head_results="head_results" in computed,
-            expert_results="expert_results" in computed,
+    def __init__(self, model: "LoopedMoE", samples: Samples, kept: Mapping[str, Kept], batch_size: int) -> None:
+        self._model, self._samples, self._kept, self._batch_size = model, samples, kept, batch_size
+        self._architecture = _architecture(model)
+        self._hooks = _hooks(model)
+
+    def __call__(self, sample_ids: NDArray[np.int64]) -> Batch:
+        """The batch of at most `batch_size` rows; a shorter one runs filled up with copies of its last row."""
+        import torch
+
+        if _hooks(self._model) != self._hooks:
+            raise UserError(
+                "batches must be read under the hooks that they were made under; got a network whose hooks have "
+                "changed since: read them inside the block that sets the hooks"
+            )
+        samples, num_rows = self._samples.rows(sample_ids), len(sample_ids)
+        filled = samples.rows(np.minimum(np.arange(self._batch_size), num_rows - 1))
+        device = next(self._model.parameters()).device
+        tokens_BT = torch.from_numpy(filled.ids_NT.astype(np.int64)).to(device)
+        computed = {SITES[suffix].computed for suffix in self._kept}
+        with torch.no_grad():
+            logits_BTW, cache = self._model.run_with_cache(
+                tokens_BT,
+                names_filter=[hook_name(step, suffix) for suffix, (steps, _) in self._kept.items() for step in steps],
+                segment_start_BT=torch.from_numpy(filled.segment_start_NT.astype(np.int64)).to(device),
+                attention="eager",
+                head_results="head_results" in computed,
+                expert_results="expert_results" in computed,
+            )
+            next_BT = tokens_BT.roll(-1, 1)[:num_rows]
+            logits_BTW = logits_BTW[:num_rows].float()
+            logprob_BT = logits_BTW.log_softmax(-1).gather(-1, next_BT[..., None])[..., 0]
+            largest_BT, argmax_BT = logits_BTW.max(-1)
+            is_last_BT = np.arange(1, next_BT.shape[1] + 1) >= samples.length_N[:, None]
+            sites, bfloat16 = self._sites(cache, num_rows)
+            if not (largest_BT.isfinite() & logprob_BT.isfinite()).all():
+                raise UserError(_not_finite(sites, self._architecture))
+        return Batch(
+            architecture=self._architecture,
+            samples=samples,
+            sample_ids=sample_ids,
+            logprob_BT=logprob_BT.masked_fill(torch.from_numpy(is_last_BT).to(device), 0),
+            argmax_BT=argmax_BT.int(),
+            sites={**sites},
+            heads={suffix: heads for suffix, (_, heads) in self._kept.items() if heads},
+            bfloat16=bfloat16,
         )
-        next_BT = tokens_BT.roll(-1, 1)
-        logprob_BT = logits_BTW.float().log_softmax(-1).gather(-1, next_BT[..., None])[..., 0].cpu().numpy()[:num_rows]
-        argmax_BT = logits_BTW.argmax(-1).cpu().numpy()[:num_rows].astype(np.int32)
-    has_next_BT = np.arange(1, num_tokens + 1) < samples.length_N[:, None]
-    sites: dict[SiteKey, NDArray[np.generic]] = {}
-    bfloat16 = set()
-    for suffix, (steps, heads) in kept.items():
-        all_heads = len(heads) == num_heads(suffix, model.config)
-        for step in steps:
-            tensor = cache[hook_name(step, suffix)][:num_rows]
-            if tensor.dtype == torch.bfloat16:
-                bfloat16.add(suffix)
-            values = _as_numpy(tensor)
-            sites[step, suffix] = values if all_heads else values.take(heads, head_axis(suffix))
-    return Batch(
-        config=model.config,
-        plan=model.plan,
-        samples=samples,
-        sample_ids=sample_ids,
-        logprob_BT=np.where(has_next_BT, logprob_BT, np.float32(0)),
-        argmax_BT=argmax_BT,
-        sites=sites,
-        heads={suffix: heads for suffix, (_, heads) in kept.items() if heads},
-        bfloat16=frozenset(bfloat16),
+
+    def _sites(
+        self, cache: "VisitCache | dict[str, Tensor]", num_rows: int
+    ) -> "tuple[dict[SiteKey, Tensor], frozenset[str]]":
+        """What is kept of a pass, and the suffixes that were in bfloat16."""
+        import torch
+
+        sites: dict[SiteKey, Tensor] = {}
+        bfloat16 = set()
+        for suffix, (steps, heads) in self._kept.items():
+            for step in steps:
+                values = cache[hook_name(step, suffix)][:num_rows]
+                if values.dtype == torch.bfloat16:
+                    bfloat16.add(suffix)
+                if values.is_floating_point() and values.element_size() < 4:
+                    values = values.float()
+                if len(heads) < num_heads(suffix, self._architecture):
+                    values = values.index_select(head_axis(suffix), torch.tensor(heads, device=values.device))
+                sites[step, suffix] = values
+        return sites, frozenset(bfloat16)
+
+
+def _on_host(batch: Batch) -> Batch:
+    """The batch with numpy arrays in place of tensors."""
+
+    def host(values: Array) -> Array:
+        moved: Array = values.cpu().numpy()  # type: ignore[attr-defined]  # a batch that ran holds tensors
+        return moved
+
+    return replace(
+        batch,
+        logprob_BT=host(batch.logprob_BT),
+        argmax_BT=host(batch.argmax_BT),
+        sites={key: host(values) for key, values in batch.sites.items()},
     )
 
 
-def _as_numpy(tensor: "Tensor") -> NDArray[np.generic]:
-    if tensor.is_floating_point() and tensor.element_size() < 4:
-        tensor = tensor.float()
-    values: NDArray[np.generic] = tensor.cpu().numpy()
-    return values
+def _hooks(model: "LoopedMoE") -> list[tuple[str, int]]:
+    """Every hook that is set now, by the module it is on and its number, which torch gives once."""
+    return [
+        (name, number)
+        for name, module in model.named_modules()
+        for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks)
+        for number in hooks
+    ]
+
+
+def _not_finite(sites: "Mapping[SiteKey, Tensor]", architecture: Architecture) -> str:
+    """Where numbers that are not finite arose: the first of the kept sites in the order of the plan, or the logits."""
+    order = list(SITES)
+    for step, suffix in sorted(sites, key=lambda key: (key[0], order.index(key[1]))):
+        values = sites[step, suffix]
+        wrong = ~values.isfinite() & ~((values == -float("inf")) & (suffix == SCORES))
+        if wrong.any():
+            where, found = f"{suffix} at {label(architecture.steps[step])}", float(values[wrong][0])
+            break
+    else:
+        where, found = "the logits", float("nan")
+    return f"a network's numbers must be finite; got {found} in {where}: look for what its weights or hooks hold there"
 
 
 def _facts(model: "LoopedMoE", batch_size: int, num_tokens: int) -> dict[str, object]:
@@ -289,19 +342,20 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
 
     torch.set_num_threads(options.threads)
     model = LoopedMoE.from_pretrained(options.ckpt)
+    architecture = _architecture(model)
     filters = {
-        "layers": _from_one("layers", options.layers, model.config.num_layers),
-        "visits": _from_one("visits", options.visits, model.config.num_visits),
-        "heads": _from_one("heads", options.heads, model.config.num_heads),
+        "layers": _from_one("layers", options.layers, architecture.num_layers),
+        "visits": _from_one("visits", options.visits, num_visits(architecture)),
+        "heads": _from_one("heads", options.heads, architecture.num_heads),
     }
-    if not chosen_steps(model.config, filters["layers"], filters["visits"]):
+    if not chosen_steps(architecture, filters["layers"], filters["visits"]):
         raise UserError(
             f"the chosen layers must run on the chosen visits; got layers {list(options.layers)} and visits "
             f"{list(options.visits)}, counted from 1: layers outside the loop have visit 1 alone"
         )
     if options.untrained:
         model = LoopedMoE(model.config, seed=options.untrained_seed)
-    samples = load_samples(options.data, model.config.context, BYTES)
+    samples = load_samples(options.data, architecture.context, BYTES)
     source: dict[str, object] = {
         "checkpoint": options.ckpt.resolve().name,
         "data": asdict(options.data),

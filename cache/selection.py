@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from smelt_interp.config import ModelConfig
+from smelt_interp.architecture import Architecture
 from smelt_interp.errors import UserError
-from smelt_interp.plan import plan
 from smelt_interp.sites import SITES, check_suffix
 
 
@@ -18,10 +17,15 @@ class Kept(NamedTuple):
     """Numbers of the heads on its head axis, ascending; empty for a site without one."""
 
 
-def num_heads(suffix: str, config: ModelConfig) -> int:
+def num_heads(suffix: str, architecture: Architecture) -> int:
     """Length of the site's head axis when every head is kept; 0 for a site without one."""
     axes = SITES[suffix].axes
-    return config.num_heads if "Q" in axes else config.num_kv_heads if "G" in axes else 0
+    return architecture.num_heads if "Q" in axes else architecture.num_kv_heads if "G" in axes else 0
+
+
+def num_visits(architecture: Architecture) -> int:
+    """The most often that a layer runs."""
+    return 1 + max(step.visit for step in architecture.steps)
 
 
 def head_axis(suffix: str) -> int:
@@ -30,17 +34,23 @@ def head_axis(suffix: str) -> int:
     return axes.index("Q") if "Q" in axes else axes.index("G")
 
 
-def chosen_steps(config: ModelConfig, layers: Sequence[int], visits: Sequence[int]) -> tuple[int, ...]:
+def check_batch_size(batch_size: int) -> None:
+    """Raise UserError unless a batch has a row."""
+    if batch_size < 1:
+        raise UserError(f"batch_size must be at least 1; got {batch_size}")
+
+
+def chosen_steps(architecture: Architecture, layers: Sequence[int], visits: Sequence[int]) -> tuple[int, ...]:
     """Steps of the plan that the filters leave; numbers count from 0, and an empty filter leaves all."""
     return tuple(
         index
-        for index, step in enumerate(plan(config))
+        for index, step in enumerate(architecture.steps)
         if (not layers or step.layer in layers) and (not visits or step.visit in visits)
     )
 
 
 def select(
-    config: ModelConfig,
+    architecture: Architecture,
     suffixes: Iterable[str],
     *,
     layers: Sequence[int] = (),
@@ -53,22 +63,28 @@ def select(
     Raises UserError for an unknown site, a number that the network does not have, or filters that leave no step.
     """
     for what, numbers, count in (
-        ("layers", layers, config.num_layers),
-        ("visits", visits, config.num_visits),
-        ("heads", heads, config.num_heads),
+        ("layers", layers, architecture.num_layers),
+        ("visits", visits, num_visits(architecture)),
+        ("heads", heads, architecture.num_heads),
     ):
         if outside := [number for number in numbers if not 0 <= number < count]:
             raise UserError(f"{what} must be 0 to {count - 1}, counted from 0; got {outside[0]}")
-    kept_steps = chosen_steps(config, layers, visits)
+    kept_steps = chosen_steps(architecture, layers, visits)
     if not kept_steps:
         raise UserError(
             f"the chosen layers must run on the chosen visits; got layers {list(layers)} and visits {list(visits)}, "
-            "counted from 0: layers outside the loop have visit 0 alone"
+            "counted from 0: a layer outside every loop has visit 0 alone"
         )
-    query_heads = tuple(sorted(set(heads))) or tuple(range(config.num_heads))
-    kv_heads = tuple(sorted({head * config.num_kv_heads // config.num_heads for head in query_heads}))
+    query_heads = tuple(sorted(set(heads))) or tuple(range(architecture.num_heads))
+    kv_heads = tuple(sorted({head * architecture.num_kv_heads // architecture.num_heads for head in query_heads}))
     heads_by_axis = {"Q": query_heads, "G": kv_heads}
+    asked = list(map(check_suffix, dict.fromkeys(suffixes)))
+    if missing := [suffix for suffix in asked if suffix not in architecture.sites]:
+        raise UserError(
+            f"a site must be one that a network of family {architecture.family} computes; got {missing[0]}: "
+            f"it has {', '.join(architecture.sites)}"
+        )
     return {
         suffix: Kept(kept_steps, next((heads_by_axis[axis] for axis in "QG" if axis in SITES[suffix].axes), ()))
-        for suffix in map(check_suffix, dict.fromkeys(suffixes))
+        for suffix in asked
     }

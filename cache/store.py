@@ -27,12 +27,12 @@ from cache.layout import (
     decode,
     site_shape,
 )
-from cache.selection import Kept, head_axis
-from smelt_interp.config import ModelConfig
+from cache.selection import Kept, check_batch_size, head_axis
+from smelt_interp.architecture import Architecture
+from smelt_interp.arrays import Array
 from smelt_interp.data.samples import Role, Samples
 from smelt_interp.data.tokenizer import BYTES, text_of
 from smelt_interp.errors import UserError
-from smelt_interp.plan import Plan, plan
 from smelt_interp.sites import SITES, check_suffix
 
 REQUEST_FILE = "request.json"
@@ -64,16 +64,14 @@ class Capture:
         with self.file("open") as file:
             check_links(file)
             _check_schema(file)
-            config_json, request_json = _text(file, "config"), _text(file, "request")
-            self.contents_digest = contents_digest(config_json, request_json)
+            architecture_json, request_json = _text(file, "architecture"), _text(file, "request")
+            self.contents_digest = contents_digest(architecture_json, request_json)
             self.command = _text(file, "command")
-            self.config = ModelConfig.from_json(_json_object(config_json))
+            self.architecture = Architecture.from_json(_json_object(architecture_json))
             self.request = _json_object(request_json)
-            self.plan: Plan = plan(self.config)
             self.samples, self.sample_ids = _read_samples(file)
-            self.kept = _read_kept(file, self.config, self.samples.ids_NT.shape)
-            _check_plan(file, self.plan)
-            _check_tokens(self.samples, self.sample_ids, self.config)
+            self.kept = _read_kept(file, self.architecture, self.samples.ids_NT.shape)
+            _check_tokens(self.samples, self.sample_ids, self.architecture)
         requested = self.request.get("sites")
         if not isinstance(requested, dict) or set(requested) != set(self.kept):
             raise UserError(f"a capture must hold the sites of its request; {self.path} holds {', '.join(self.kept)}")
@@ -119,8 +117,7 @@ class Capture:
         Raises UserError for a site that was not recorded.
         """
         kept = {suffix: self._kept(suffix) for suffix in suffixes}
-        if batch_size < 1:
-            raise UserError(f"batch_size must be at least 1; got {batch_size}")
+        check_batch_size(batch_size)
         return (
             self._batch(kept, slice(first, first + batch_size)) for first in range(0, len(self.samples), batch_size)
         )
@@ -136,7 +133,7 @@ class Capture:
         return data.decode(errors="replace")
 
     def _batch(self, kept: dict[str, Kept], rows: slice) -> Batch:
-        sites: dict[SiteKey, NDArray[np.generic]] = {}
+        sites: dict[SiteKey, Array] = {}
         with self.file("read") as file:
             for suffix, (steps, _) in kept.items():
                 for index, step in enumerate(steps):
@@ -144,8 +141,7 @@ class Capture:
             logprob_BT, argmax_BT = file["logprob"][rows], file["argmax"][rows]
             bfloat16 = frozenset(suffix for suffix in kept if file[suffix].dtype == np.uint16)
         return Batch(
-            config=self.config,
-            plan=self.plan,
+            architecture=self.architecture,
             samples=self.samples.rows(rows),
             sample_ids=self.sample_ids[rows],
             logprob_BT=logprob_BT,
@@ -206,7 +202,7 @@ def check_links(file: h5py.File) -> None:
             if not isinstance(link, h5py.HardLink):
                 raise UserError(f"a capture must hold no links to elsewhere; got {type(link).__name__} {name!r}")
             child = group[name]
-            if isinstance(child, h5py.Group) and child.name in ("/tokens", "/tokens/text", "/steps"):
+            if isinstance(child, h5py.Group) and child.name in ("/tokens", "/tokens/text"):
                 groups.append(child)
             elif not isinstance(child, h5py.Dataset):
                 raise UserError(f"a capture must hold the datasets of its schema alone; got {child.name}")
@@ -244,7 +240,7 @@ def _text(file: h5py.File, name: str) -> str:
 def _json_object(text: str) -> dict[str, object]:
     values = json.loads(text)
     if not isinstance(values, dict):
-        raise UserError(f"config and request of a capture must be JSON objects; got {type(values).__name__}")
+        raise UserError(f"architecture and request of a capture must be JSON objects; got {type(values).__name__}")
     return values
 
 
@@ -282,14 +278,14 @@ def _read_samples(file: h5py.File) -> tuple[Samples, NDArray[np.int64]]:
     return samples, arrays["sample_id"]
 
 
-def _check_tokens(samples: Samples, sample_ids: NDArray[np.int64], config: ModelConfig) -> None:
+def _check_tokens(samples: Samples, sample_ids: NDArray[np.int64], architecture: Architecture) -> None:
     num_tokens = samples.ids_NT.shape[1]
-    if num_tokens > config.context:
-        raise UserError(f"tokens/ids must have rows of at most the context of {config.context}; got {num_tokens}")
+    if num_tokens > architecture.context:
+        raise UserError(f"tokens/ids must have rows of at most the context of {architecture.context}; got {num_tokens}")
     episode_N = samples.episode_N
     letters_NL = np.ascontiguousarray(samples.domain_N).view(np.uint8).reshape(len(samples), -1)
     rules = (
-        ("ids must be in the vocabulary", (samples.ids_NT >= 0) & (samples.ids_NT < config.vocab_size)),
+        ("ids must be in the vocabulary", (samples.ids_NT >= 0) & (samples.ids_NT < architecture.vocab_size)),
         ("role must be one of the roles", np.isin(samples.role_NT, list(Role))),
         (
             "segment_start must not lie ahead",
@@ -308,9 +304,9 @@ def _check_tokens(samples: Samples, sample_ids: NDArray[np.int64], config: Model
             raise UserError(f"tokens/{rule}; {int((~holds).sum())} are not")
 
 
-def _read_kept(file: h5py.File, config: ModelConfig, tokens_shape: tuple[int, ...]) -> dict[str, Kept]:
+def _read_kept(file: h5py.File, architecture: Architecture, tokens_shape: tuple[int, ...]) -> dict[str, Kept]:
     num_samples, num_tokens = tokens_shape
-    known = {"tokens", "steps", *OUTPUT_TYPES, *SITES}
+    known = {"tokens", *OUTPUT_TYPES, *SITES}
     if unknown := sorted(set(file) - known):
         raise UserError(f"a capture must hold the datasets of its schema alone; got {unknown[0]}")
     sites = {}
@@ -320,16 +316,9 @@ def _read_kept(file: h5py.File, config: ModelConfig, tokens_shape: tuple[int, ..
         dataset = file[suffix]
         steps, heads = (tuple(int(number) for number in dataset.attrs[name]) for name in ("steps", "heads"))
         kept = Kept(steps, heads)
-        check_kept(suffix, kept, config)
-        shape = (len(steps), num_samples, *site_shape(suffix, config, num_tokens, len(heads)))
+        check_kept(suffix, kept, architecture)
+        shape = (len(steps), num_samples, *site_shape(suffix, architecture, num_tokens, len(heads)))
         if dataset.shape != shape or dataset.dtype not in _SITE_TYPES:
             raise UserError(f"{suffix} must be numbers of shape {shape}; got {dataset.dtype} {dataset.shape}")
         sites[suffix] = kept
     return sites
-
-
-def _check_plan(file: h5py.File, steps: Plan) -> None:
-    for column, name in enumerate(("layer", "visit")):
-        stored = _dataset(file, f"steps/{name}", np.dtype(np.int64), (len(steps),))[()]
-        if stored.tolist() != [step[column] for step in steps]:
-            raise UserError(f"steps/{name} must be the plan of the config; got {stored.tolist()}")

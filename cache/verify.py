@@ -12,9 +12,9 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from cache.layout import OUTPUT_TYPES, decode
+from cache.layout import OUTPUT_TYPES, SCORES, decode
 from cache.store import Capture, sidecar
-from smelt_interp.config import ModelConfig
+from smelt_interp.architecture import Architecture
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.sites import SITES
 from smelt_interp.terminal.command_line import parse
@@ -72,19 +72,19 @@ def verify_contents(path: Path) -> Verified:
                 )
             for place in places:  # reading a block compares its checksum
                 block = tuple(slice(start, start + size) for start, size in zip(place, dataset.chunks, strict=True))
-                _check_values(dataset.name.removeprefix("/"), dataset[block], capture.config)
+                _check_values(dataset.name.removeprefix("/"), dataset[block], capture.architecture)
             chunks += len(places)
     return Verified(samples=len(capture.samples), sites=len(capture.sites), chunks=chunks)
 
 
-def _check_values(name: str, stored: NDArray[np.generic], config: ModelConfig) -> None:
+def _check_values(name: str, stored: NDArray[np.generic], architecture: Architecture) -> None:
     if name not in SITES and name not in OUTPUT_TYPES:
         return
     values = decode(stored).astype(np.float64)  # exact for both kinds of stored number
     if stored.dtype.kind == "i":
-        count = config.vocab_size if name == "argmax" else config.num_experts
+        count = architecture.vocab_size if name == "argmax" else architecture.num_experts
         rule, holds = f"0 to {count - 1}", (values >= 0) & (values < count)
-    elif name == "attn.hook_attn_scores":  # a key that a query may not see has the score -inf
+    elif name == SCORES:
         rule, holds = "finite or -inf", np.isfinite(values) | np.isneginf(values)
     else:
         rule, holds = "finite", np.isfinite(values)

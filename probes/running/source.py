@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cache.batch import Batch
+from cache.batch import Batch, take
 from probes.running.contract import MOST_SAMPLES, Cell, check_number
 from smelt_interp.config import ModelConfig
 from smelt_interp.data.datasets import DataOptions, load_samples
@@ -239,16 +238,4 @@ def _captured(path: Path, source: Source) -> Network:
         batches=batches,
         recorded=recorded,
         untrained=untrained,
-    )
-
-
-def take(batch: Batch, which: NDArray[np.intp]) -> Batch:
-    """The chosen samples of a batch, with their ids."""
-    return replace(
-        batch,
-        samples=batch.samples.rows(which),
-        sample_ids=batch.sample_ids[which],
-        logprob_BT=batch.logprob_BT[which],
-        argmax_BT=batch.argmax_BT[which],
-        sites={key: array[which] for key, array in batch.sites.items()},
     )

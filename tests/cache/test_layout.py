@@ -11,8 +11,8 @@ from cache.layout import Contents, decode, encode, site_shape
 from cache.selection import Kept, select
 from smelt_interp.errors import UserError
 from smelt_interp.sites import SITES
-from tests.support.planted import LOOPED, text_samples
-from tests.support.planted_captures import planted_capture, random_batch
+from tests.support.planted import text_samples
+from tests.support.planted_captures import ARCHITECTURE, planted_capture, random_batch
 
 
 def test_float16_keeps_eleven_bits() -> None:
@@ -68,10 +68,10 @@ def test_the_size_said_beforehand_is_the_size_of_the_datasets(tmp_path: Path, dt
     suffixes = tuple(SITES)
     batch = random_batch(3, suffixes=suffixes)
     contents = Contents(
-        config=LOOPED,
+        architecture=ARCHITECTURE,
         samples=batch.samples,
         sample_ids=batch.sample_ids,
-        sites=select(LOOPED, suffixes),
+        sites=select(ARCHITECTURE, suffixes),
         precision=dtype,
         source={},
     )
@@ -84,10 +84,10 @@ def test_the_size_said_beforehand_is_the_size_of_the_datasets(tmp_path: Path, dt
 
 
 def test_every_site_has_the_shape_of_its_axes() -> None:
-    assert site_shape("attn.hook_pattern", LOOPED, 12, 3) == (3, 12, 12)
-    assert site_shape("attn.hook_k", LOOPED, 12, 1) == (12, 1, 6)
-    assert site_shape("mlp.hook_expert_result", LOOPED, 12, 0) == (12, 2, 8)
-    assert site_shape("ln1.hook_scale", LOOPED, 12, 0) == (12, 1)
+    assert site_shape("attn.hook_pattern", ARCHITECTURE, 12, 3) == (3, 12, 12)
+    assert site_shape("attn.hook_k", ARCHITECTURE, 12, 1) == (12, 1, 6)
+    assert site_shape("mlp.hook_expert_result", ARCHITECTURE, 12, 0) == (12, 2, 8)
+    assert site_shape("ln1.hook_scale", ARCHITECTURE, 12, 0) == (12, 1)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_steps_and_heads_that_the_network_does_not_have(kept: Kept, match: str) 
     samples = text_samples(2)
     with pytest.raises(UserError, match=match):
         Contents(
-            config=LOOPED,
+            architecture=ARCHITECTURE,
             samples=samples,
             sample_ids=np.arange(2),
             sites={"attn.hook_k": kept},
@@ -117,20 +117,32 @@ def test_steps_and_heads_that_the_network_does_not_have(kept: Kept, match: str) 
 def test_sample_ids_must_ascend(ids: list[int]) -> None:
     with pytest.raises(UserError, match="sample ids must ascend, one a sample"):
         Contents(
-            config=LOOPED, samples=text_samples(2), sample_ids=np.array(ids), sites={}, precision="float16", source={}
+            architecture=ARCHITECTURE,
+            samples=text_samples(2),
+            sample_ids=np.array(ids),
+            sites={},
+            precision="float16",
+            source={},
         )
 
 
 def test_a_domain_that_would_be_cut() -> None:
     samples = replace(text_samples(2), domain_N=np.array([b"code", b"a name of 17 byte"]))
     with pytest.raises(UserError, match=r"a domain must have at most 16 letters; got b'a name of 17 byte'"):
-        Contents(config=LOOPED, samples=samples, sample_ids=np.arange(2), sites={}, precision="float16", source={})
+        Contents(
+            architecture=ARCHITECTURE,
+            samples=samples,
+            sample_ids=np.arange(2),
+            sites={},
+            precision="float16",
+            source={},
+        )
 
 
 def test_a_capture_has_samples() -> None:
     with pytest.raises(UserError, match="a capture must hold at least one sample; got 0"):
         Contents(
-            config=LOOPED,
+            architecture=ARCHITECTURE,
             samples=text_samples(2).rows(slice(0)),
             sample_ids=np.arange(0),
             sites={},
@@ -142,7 +154,7 @@ def test_a_capture_has_samples() -> None:
 def test_an_unknown_dtype() -> None:
     with pytest.raises(UserError, match="dtype must be one of float16, float32; got bfloat16"):
         Contents(
-            config=LOOPED,
+            architecture=ARCHITECTURE,
             samples=text_samples(2),
             sample_ids=np.arange(2),
             sites={},

@@ -31,8 +31,8 @@ from cache.store import Capture, parts_folder, sidecar
 from cache.verify import verify
 from smelt_interp.errors import UserError, run_command
 from tests.support.forked import Child, killed_after
-from tests.support.planted import LOOPED, split_batch
-from tests.support.planted_captures import SITES, contents, planted_capture, random_batch
+from tests.support.planted import split_batch
+from tests.support.planted_captures import ARCHITECTURE, SITES, contents, planted_capture, random_batch
 
 NUM_SAMPLES, BATCH_SIZE = 26, 2
 
@@ -51,10 +51,10 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, batch: Batch) -> Pat
 
 def recording_of(out: Path, batch: Batch, **source: object) -> Recording:
     planned = Contents(
-        config=LOOPED,
+        architecture=ARCHITECTURE,
         samples=batch.samples,
         sample_ids=batch.sample_ids,
-        sites=select(LOOPED, SITES),
+        sites=select(ARCHITECTURE, SITES),
         precision="float16",
         source=source,
     )
@@ -467,8 +467,8 @@ num_batches, out = int(sys.argv[1]), Path(sys.argv[2])
 samples = text_samples(8 * num_batches, 64)
 eight = samples.rows(slice(8))
 one = planted_batch(LOOPED, eight, random_sites(LOOPED, eight, ("attn.hook_pattern",)))
-planned = Contents(config=LOOPED, samples=samples, sample_ids=np.arange(len(samples)),
-                   sites=select(LOOPED, ["attn.hook_pattern"]), precision="float32", source={})
+planned = Contents(architecture=ARCHITECTURE, samples=samples, sample_ids=np.arange(len(samples)),
+                   sites=select(ARCHITECTURE, ["attn.hook_pattern"]), precision="float32", source={})
 recording = Recording(out, planned)
 for first in range(0, len(samples), 8):
     rows = slice(first, first + 8)

@@ -65,7 +65,7 @@ def test_batches_hold_what_the_hooks_saw(network: LoopedMoE) -> None:
     for (step, suffix), recorded in batch.sites.items():
         assert np.array_equal(recorded, cache[hook_name(step, suffix)].numpy()), suffix
     assert np.array_equal(batch.argmax_BT, logits_BTW.argmax(-1))
-    assert (batch.plan, batch.config) == (network.plan, LOOPED)
+    assert batch.architecture == LOOPED.architecture()
 
 
 def test_log_probabilities_are_of_the_next_token_and_0_where_there_is_none(network: LoopedMoE) -> None:
@@ -99,7 +99,7 @@ def test_a_batch_depends_on_its_own_rows_alone(network: LoopedMoE) -> None:
     assert [len(batch.samples) for batch in (*whole, second, short)] == [4, 4, 3, 4, 2]
     for key, array in whole[1].sites.items():
         assert np.array_equal(second.sites[key], array)
-        assert np.abs(short.sites[key] - array[:2]).max() < 1e-6
+        assert (short.sites[key] - array[:2]).abs().max() < 1e-6
     assert np.array_equal(second.logprob_BT, whole[1].logprob_BT)
 
 
@@ -131,7 +131,7 @@ def test_filters_keep_the_same_numbers(network: LoopedMoE) -> None:
         }
         for suffix, array in expected.items():
             assert some.sites[step, suffix].shape == array.shape
-            assert np.abs(some.sites[step, suffix] - array).max() < 1e-6
+            assert np.abs(some.sites[step, suffix].numpy() - array).max() < 1e-6
 
 
 def test_batches_are_let_go(network: LoopedMoE) -> None:
@@ -154,6 +154,41 @@ def test_what_cannot_be_run(network: LoopedMoE) -> None:
         run_batches(network, samples, ["attn.pattern"])
     with pytest.raises(UserError, match="a row must be at most the context of 64 tokens; got 65"):
         next(run_batches(network, text_samples(2, 65), [PATTERN]))
+
+
+def test_batches_that_outlive_the_hooks_they_were_made_under(network: LoopedMoE) -> None:
+    samples, cut = text_samples(4), (hook_name(3, "hook_attn_out"), lambda x, hook: 0 * x)
+    with network.hooks(fwd_hooks=[cut]):
+        batches = run_batches(network, samples, ["hook_attn_out"], batch_size=2)
+        assert not next(batches).sites[3, "hook_attn_out"].any()
+    with pytest.raises(UserError, match="batches must be read under the hooks that they were made under"):
+        next(batches)
+    plain = run_batches(network, samples, ["hook_attn_out"], batch_size=2)
+    with network.hooks(fwd_hooks=[cut]), pytest.raises(UserError, match="inside the block that sets the hooks"):
+        next(plain)
+
+
+def test_hooks_that_come_and_go_between_batches_do_no_harm(network: LoopedMoE) -> None:
+    batches = run_batches(network, text_samples(4), ["hook_attn_out"], batch_size=2)
+    first = next(batches)
+    network.run_with_hooks(
+        torch.zeros(1, 4, dtype=torch.int64), fwd_hooks=[(hook_name(3, "hook_attn_out"), lambda x, hook: 0 * x)]
+    )
+    assert first.sites[3, "hook_attn_out"].any()
+    assert next(batches).sites[3, "hook_attn_out"].any()
+
+
+def test_numbers_that_are_not_finite_are_told_where_they_arise(network: LoopedMoE) -> None:
+    suffixes = ["attn.hook_attn_scores", "hook_mlp_out", "hook_resid_post"]
+    match = r"a network's numbers must be finite; got nan in hook_mlp_out at layer 4, visit 1: look for"
+    edit = (hook_name(5, "hook_mlp_out"), lambda x, hook: x * float("nan"))
+    with network.hooks(fwd_hooks=[edit]), pytest.raises(UserError, match=match):
+        next(run_batches(network, text_samples(2), suffixes))
+    broken = LoopedMoE(LOOPED, seed=3)
+    with torch.no_grad():
+        broken.ln_final.weight[0] = float("nan")
+    with pytest.raises(UserError, match="got nan in the logits"):
+        next(run_batches(broken, text_samples(2), suffixes))
 
 
 # Recording

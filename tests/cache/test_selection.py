@@ -11,7 +11,7 @@ SUFFIXES = ("attn.hook_pattern", "attn.hook_k", "hook_resid_post")
 
 def test_no_filter_keeps_every_step_and_head() -> None:
     steps = (0, 1, 2, 3, 4, 5)
-    assert select(LOOPED, SUFFIXES) == {
+    assert select(LOOPED.architecture(), SUFFIXES) == {
         "attn.hook_pattern": Kept(steps, (0, 1, 2, 3)),
         "attn.hook_k": Kept(steps, (0, 1)),
         "hook_resid_post": Kept(steps, ()),
@@ -20,20 +20,20 @@ def test_no_filter_keeps_every_step_and_head() -> None:
 
 def test_layers_and_visits_name_steps_of_the_plan() -> None:
     # Plan of LOOPED: layers 0 | 1 2 | 1 2 | 3.
-    assert select(LOOPED, SUFFIXES, visits=[1])["hook_resid_post"].steps == (3, 4)
-    assert select(LOOPED, SUFFIXES, layers=[2, 0])["hook_resid_post"].steps == (0, 2, 4)
-    assert select(LOOPED, SUFFIXES, layers=[2], visits=[1])["hook_resid_post"].steps == (4,)
+    assert select(LOOPED.architecture(), SUFFIXES, visits=[1])["hook_resid_post"].steps == (3, 4)
+    assert select(LOOPED.architecture(), SUFFIXES, layers=[2, 0])["hook_resid_post"].steps == (0, 2, 4)
+    assert select(LOOPED.architecture(), SUFFIXES, layers=[2], visits=[1])["hook_resid_post"].steps == (4,)
 
 
 def test_of_keys_the_heads_that_serve_the_chosen_queries_are_kept() -> None:
-    kept = select(LOOPED, SUFFIXES, heads=[3, 2])
+    kept = select(LOOPED.architecture(), SUFFIXES, heads=[3, 2])
     assert kept["attn.hook_pattern"].heads == (2, 3)
     assert kept["attn.hook_k"].heads == (1,)
     assert kept["hook_resid_post"].heads == ()
 
 
 def test_head_axes() -> None:
-    assert [(num_heads(suffix, LOOPED)) for suffix in SUFFIXES] == [4, 2, 0]
+    assert [(num_heads(suffix, LOOPED.architecture())) for suffix in SUFFIXES] == [4, 2, 0]
     assert head_axis("attn.hook_pattern") == 1
     assert head_axis("attn.hook_k") == 2
 
@@ -49,14 +49,14 @@ def test_head_axes() -> None:
 )
 def test_filters_outside_the_network(filters: dict[str, list[int]], match: str) -> None:
     with pytest.raises(UserError, match=match):
-        select(LOOPED, SUFFIXES, **filters)
+        select(LOOPED.architecture(), SUFFIXES, **filters)
 
 
 def test_a_baseline_has_no_second_visit() -> None:
     with pytest.raises(UserError, match=r"visits must be 0 to 0, counted from 0; got 1"):
-        select(BASELINE, SUFFIXES, visits=[1])
+        select(BASELINE.architecture(), SUFFIXES, visits=[1])
 
 
 def test_an_unknown_site_names_the_nearest() -> None:
     with pytest.raises(UserError, match=r"got 'attn.hook_patern'; nearest: attn.hook_pattern"):
-        select(LOOPED, ["attn.hook_patern"])
+        select(LOOPED.architecture(), ["attn.hook_patern"])

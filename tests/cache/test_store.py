@@ -20,7 +20,7 @@ from smelt_interp.data.tokenizer import BYTES
 from smelt_interp.errors import UserError
 from smelt_interp.sites import SITES as ALL_SITES
 from tests.support.planted import LOOPED, planted_batch, random_sites, split_batch, text_samples
-from tests.support.planted_captures import SITES, planted_capture, random_batch
+from tests.support.planted_captures import ARCHITECTURE, SITES, planted_capture, random_batch
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_batches_are_what_was_planted(path: Path, batch: Batch, batch_size: int)
         assert np.array_equal(joined(batches, key), values)
     for name in ("logprob_BT", "argmax_BT", "sample_ids"):
         assert np.array_equal(np.concatenate([getattr(each, name) for each in batches]), getattr(batch, name))
-    assert (capture.config, capture.plan, capture.samples.digest()) == (LOOPED, batch.plan, batch.samples.digest())
+    assert (capture.architecture, capture.samples.digest()) == (ARCHITECTURE, batch.samples.digest())
     assert batches[0].heads == batch.heads
 
 
@@ -83,8 +83,7 @@ def test_heads_are_addressed_by_their_number_in_the_network(tmp_path: Path) -> N
     whole = random_batch(4, suffixes=("attn.hook_pattern",))
     some = {key: values[:, [1, 3]] for key, values in whole.sites.items() if key[0] in (2, 4)}
     batch = Batch(
-        config=LOOPED,
-        plan=whole.plan,
+        architecture=ARCHITECTURE,
         samples=whole.samples,
         sample_ids=np.array([4, 5, 9, 30]),
         logprob_BT=whole.logprob_BT,
@@ -218,10 +217,10 @@ def test_a_truncated_file(path: Path, kept: float) -> None:
 
 def test_an_unfinished_capture_names_the_command_to_go_on(tmp_path: Path, batch: Batch) -> None:
     contents = Contents(
-        config=LOOPED,
+        architecture=ARCHITECTURE,
         samples=batch.samples,
         sample_ids=batch.sample_ids,
-        sites=select(LOOPED, SITES),
+        sites=select(ARCHITECTURE, SITES),
         precision="float16",
         source={},
     )
@@ -294,9 +293,9 @@ def replaced(name: str, value: np.ndarray) -> Callable[[h5py.File], None]:
         (attribute("schema", np.bytes_("other")), r"must have the schema smelt.capture; got other"),
         (lambda file: file.attrs.pop("schema"), r"must have the schema smelt.capture; got none"),
         (lambda file: file.attrs.pop("request"), r"must have the text attribute request"),
-        (attribute("config", np.bytes_("{}")), r"a config must give every required field"),
-        (attribute("config", np.bytes_("[]")), r"must be JSON objects; got list"),
-        (attribute("config", np.bytes_("{")), r"a capture must be a whole HDF5 file"),
+        (attribute("architecture", np.bytes_("{}")), r"an architecture must give every required field"),
+        (attribute("architecture", np.bytes_("[]")), r"must be JSON objects; got list"),
+        (attribute("architecture", np.bytes_("{")), r"a capture must be a whole HDF5 file"),
         (attribute("command", "of variable length"), r"must have the text attribute command"),
         (linked(h5py.ExternalLink("elsewhere.h5", "/data")), r"must hold no links to elsewhere; got ExternalLink"),
         (linked(h5py.SoftLink("/logprob")), r"must hold no links to elsewhere; got SoftLink"),
@@ -306,7 +305,6 @@ def replaced(name: str, value: np.ndarray) -> Callable[[h5py.File], None]:
         (without("hook_resid_post"), r"must hold the sites of its request"),
         (without("logprob"), r"must hold logprob"),
         (without("tokens/role"), r"must hold tokens/role"),
-        (without("steps"), r"must hold steps/layer"),
         (without("tokens"), r"must hold tokens/ids"),
         (lambda file: file.create_dataset("extra", data=[1]), r"got extra"),
         (lambda file: file.create_group("tokens/more"), r"datasets of its schema alone; got /tokens/more"),
@@ -314,7 +312,6 @@ def replaced(name: str, value: np.ndarray) -> Callable[[h5py.File], None]:
         (replaced("hook_resid_post", np.zeros((6, 7, 12, 8), "f8")), r"hook_resid_post must be numbers of shape"),
         (replaced("tokens/role", np.zeros((7, 11), "u1")), r"tokens/role must be uint8 \(7, 12\); got uint8 \(7, 11\)"),
         (replaced("argmax", np.zeros((7, 12), "f4")), r"argmax must be int32 \(7, 12\); got float32"),
-        (replaced("steps/visit", np.zeros(6, "i8")), r"steps/visit must be the plan of the config; got \[0, 0, 0"),
         (lambda file: file["attn.hook_k"].attrs.update(steps=[0, 9]), r"steps of attn.hook_k must be ascending"),
         (lambda file: file["attn.hook_k"].attrs.pop("steps"), r"a capture must be a whole HDF5 file"),
     ],

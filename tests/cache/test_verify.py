@@ -173,14 +173,14 @@ def test_tokens_outside_their_ranges(path: Path, name: str, value: object, match
     ("field", "value", "match"),
     [
         ("context", 11, r"tokens/ids must have rows of at most the context of 11; got 12"),
-        ("num_visits", 10**9, r"layers times visits must be at most [0-9]+ steps"),
-        ("num_layers", 10**9, r"layers times visits must be at most [0-9]+ steps"),
+        ("steps", [[0, 0]] * 10_001, r"steps must be 1 to 10000; got 10001"),
+        ("loop_factors", [1.0], r"loop_factors must be one a step; got 1"),
     ],
 )
-def test_a_config_that_the_capture_cannot_have(path: Path, field: str, value: int, match: str) -> None:
+def test_an_architecture_that_the_capture_cannot_have(path: Path, field: str, value: object, match: str) -> None:
     with h5py.File(path, "r+", libver=("v110", "v110")) as file:
-        config = json.loads(bytes(file.attrs["config"])) | {field: value}
-        file.attrs["config"] = np.bytes_(json.dumps(config).encode())
+        architecture = json.loads(bytes(file.attrs["architecture"])) | {field: value}
+        file.attrs["architecture"] = np.bytes_(json.dumps(architecture).encode())
     sign(path)
     for look in (Capture, verify):
         with pytest.raises(UserError, match=match):

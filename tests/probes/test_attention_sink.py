@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cache.batch import Batch
+from cache.batch import Batch, take
 from probes import attention_sink
 from probes.attention_sink import Options, measure, needs
 from probes.running.contract import layer_range, looped_spans
-from probes.running.source import take
 from probes.sink_sums import PARTS, masks
 from smelt_interp.config import ModelConfig
 from smelt_interp.data.samples import Role, Samples

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from cache.batch import Batch
+from cache.batch import Batch, take
 from cache.record import run_batches
 from model.generate import Sampling, generate
 from model.network import LoopedMoE
 from probes import dyck_icl
 from probes.dyck_icl import SCORES, Episodes, Options, measure
-from probes.running.source import take
 from smelt_interp.data.dyck import DyckOptions, dyck_samples
 from smelt_interp.data.dyck_scores import answer_start, exact_match, first_closer, floors, queries
 from smelt_interp.data.samples import Role, Samples, concatenate

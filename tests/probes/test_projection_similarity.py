@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cache.batch import Batch
+from cache.batch import Batch, take
 from cache.parts import write_capture
 from probes import projection_similarity as probe
 from probes.running.contract import is_token
-from probes.running.source import take
 from smelt_interp.errors import UserError
 from smelt_interp.plan import plan
 from tests.support.planted import (

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cache.batch import Batch
-from probes.running.source import take
+from cache.batch import Batch, take
 from smelt_interp.config import ModelConfig
 from smelt_interp.data.samples import EPISODE, NO_EPISODE, Role, Samples
 from smelt_interp.data.tokenizer import BYTES, text_of
@@ -125,8 +124,7 @@ def planted_batch(
     shape = samples.ids_NT.shape
     heads = {"Q": tuple(range(config.num_heads)), "G": tuple(range(config.num_kv_heads))}
     return Batch(
-        config=config,
-        plan=plan(config),
+        architecture=config.architecture(),
         samples=samples,
         sample_ids=np.arange(len(samples), dtype=np.int64),
         logprob_BT=np.zeros(shape, np.float32) if logprob_BT is None else logprob_BT,

@@ -10,6 +10,7 @@ from cache.parts import write_capture
 from cache.store import Capture
 from tests.support.planted import LOOPED, planted_batch, random_sites, split_batch, text_samples
 
+ARCHITECTURE = LOOPED.architecture()
 SITES = ("hook_resid_post", "attn.hook_k", "attn.hook_pattern", "mlp.hook_expert_indices")
 
 
