@@ -42,8 +42,7 @@ from smelt_interp.terminal.tables import compact
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from model.hooks.activation_cache import VisitCache
-    from model.network import LoopedMoE
+    from model.hooks.looped_model import LoopedModel
 
 DEFAULT_SITES = (
     "attn.hook_pattern",
@@ -71,7 +70,7 @@ def _nobody(contents: Contents, remaining: int) -> Callable[[int], None]:
 
 
 def run_batches(
-    model: "LoopedMoE",
+    model: "LoopedModel",
     samples: Samples,
     suffixes: Sequence[str],
     *,
@@ -91,13 +90,13 @@ def run_batches(
     """
     chosen = _chosen_rows(samples, rows)
     check_batch_size(batch_size)
-    kept = select(_architecture(model), suffixes, layers=layers, visits=visits, heads=heads)
+    kept = select(model.architecture, suffixes, layers=layers, visits=visits, heads=heads)
     run = _Pass(model, samples, kept, batch_size)
     return (run(chosen[first : first + batch_size]) for first in range(0, len(chosen), batch_size))
 
 
 def record(
-    model: "LoopedMoE",
+    model: "LoopedModel",
     samples: Samples,
     out: Path,
     *,
@@ -122,10 +121,10 @@ def record(
     check_batch_size(batch_size)
     selection = {"layers": layers, "visits": visits, "heads": heads}
     contents = Contents(
-        architecture=_architecture(model),
+        architecture=model.architecture,
         samples=samples.rows(chosen),
         sample_ids=chosen,
-        sites=select(_architecture(model), suffixes, **selection),
+        sites=select(model.architecture, suffixes, **selection),
         precision=dtype,
         source={**(source or {}), **_facts(model, batch_size, samples.ids_NT.shape[1])},
     )
@@ -148,16 +147,12 @@ def _chosen_rows(samples: Samples, rows: Sequence[int]) -> NDArray[np.int64]:
     return np.array(sorted(set(rows)) or range(len(samples)), np.int64)
 
 
-def _architecture(model: "LoopedMoE") -> Architecture:
-    return model.config.architecture()
-
-
 class _Pass:
     """A network on samples of one length, in batches of one shape, under the hooks that it has now."""
 
-    def __init__(self, model: "LoopedMoE", samples: Samples, kept: Mapping[str, Kept], batch_size: int) -> None:
+    def __init__(self, model: "LoopedModel", samples: Samples, kept: Mapping[str, Kept], batch_size: int) -> None:
         self._model, self._samples, self._kept, self._batch_size = model, samples, kept, batch_size
-        self._architecture = _architecture(model)
+        self._architecture = model.architecture
         self._hooks = _hooks(model)
 
     def __call__(self, sample_ids: NDArray[np.int64]) -> Batch:
@@ -171,7 +166,7 @@ class _Pass:
             )
         samples, num_rows = self._samples.rows(sample_ids), len(sample_ids)
         filled = samples.rows(np.minimum(np.arange(self._batch_size), num_rows - 1))
-        device = next(self._model.parameters()).device
+        device = self._model.device
         tokens_BT = torch.from_numpy(filled.ids_NT.astype(np.int64)).to(device)
         computed = {SITES[suffix].computed for suffix in self._kept}
         with torch.no_grad():
@@ -182,6 +177,7 @@ class _Pass:
                 attention="eager",
                 head_results="head_results" in computed,
                 expert_results="expert_results" in computed,
+                return_cache_object=False,
             )
             next_BT = tokens_BT.roll(-1, 1)[:num_rows]
             logits_BTW = logits_BTW[:num_rows].float()
@@ -190,7 +186,7 @@ class _Pass:
             is_last_BT = np.arange(1, next_BT.shape[1] + 1) >= samples.length_N[:, None]
             sites, bfloat16 = self._sites(cache, num_rows)
             if not (largest_BT.isfinite() & logprob_BT.isfinite()).all():
-                raise UserError(_not_finite(sites, self._architecture))
+                raise UserError(_not_finite(cache, self._architecture))
         return Batch(
             architecture=self._architecture,
             samples=samples,
@@ -202,9 +198,7 @@ class _Pass:
             bfloat16=bfloat16,
         )
 
-    def _sites(
-        self, cache: "VisitCache | dict[str, Tensor]", num_rows: int
-    ) -> "tuple[dict[SiteKey, Tensor], frozenset[str]]":
+    def _sites(self, cache: "Mapping[str, Tensor]", num_rows: int) -> "tuple[dict[SiteKey, Tensor], frozenset[str]]":
         """What is kept of a pass, and the suffixes that were in bfloat16."""
         import torch
 
@@ -238,7 +232,7 @@ def _on_host(batch: Batch) -> Batch:
     )
 
 
-def _hooks(model: "LoopedMoE") -> list[tuple[str, int]]:
+def _hooks(model: "LoopedModel") -> list[tuple[str, int]]:
     """Every hook that is set now, by the module it is on and its number, which torch gives once."""
     return [
         (name, number)
@@ -248,28 +242,27 @@ def _hooks(model: "LoopedMoE") -> list[tuple[str, int]]:
     ]
 
 
-def _not_finite(sites: "Mapping[SiteKey, Tensor]", architecture: Architecture) -> str:
-    """Where numbers that are not finite arose: the first of the kept sites in the order of the plan, or the logits."""
-    order = list(SITES)
-    for step, suffix in sorted(sites, key=lambda key: (key[0], order.index(key[1]))):
-        values = sites[step, suffix]
+def _not_finite(cache: "Mapping[str, Tensor]", architecture: Architecture) -> str:
+    """Where numbers that are not finite arose: the first of the kept sites that the pass computed, or the logits."""
+    for name, values in cache.items():
+        _, step, suffix = name.split(".", 2)
         wrong = ~values.isfinite() & ~((values == -float("inf")) & (suffix == SCORES))
         if wrong.any():
-            where, found = f"{suffix} at {label(architecture.steps[step])}", float(values[wrong][0])
+            where, found = f"{suffix} at {label(architecture.steps[int(step)])}", float(values[wrong][0])
             break
     else:
         where, found = "the logits", float("nan")
     return f"a network's numbers must be finite; got {found} in {where}: look for what its weights or hooks hold there"
 
 
-def _facts(model: "LoopedMoE", batch_size: int, num_tokens: int) -> dict[str, object]:
+def _facts(model: "LoopedModel", batch_size: int, num_tokens: int) -> dict[str, object]:
     """What fixes the numbers beside data and selection."""
     import torch
 
     from model.experts.call import backend_for
     from model.experts.tiles import FP_FUSION
 
-    device = next(model.parameters()).device
+    device = model.device
     facts: dict[str, object] = {
         "weights": weights_digest(model),
         "tokenizer": hashlib.sha256(BYTES.to_json().encode()).hexdigest(),
@@ -284,7 +277,7 @@ def _facts(model: "LoopedMoE", batch_size: int, num_tokens: int) -> dict[str, ob
     return facts
 
 
-def weights_digest(model: "LoopedMoE") -> str:
+def weights_digest(model: "LoopedModel") -> str:
     """SHA-256 over the names, types, shapes and bytes of all weights."""
     import torch
 
@@ -342,7 +335,7 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
 
     torch.set_num_threads(options.threads)
     model = LoopedMoE.from_pretrained(options.ckpt)
-    architecture = _architecture(model)
+    architecture = model.architecture
     filters = {
         "layers": _from_one("layers", options.layers, architecture.num_layers),
         "visits": _from_one("visits", options.visits, num_visits(architecture)),

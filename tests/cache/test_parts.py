@@ -463,6 +463,7 @@ from cache.layout import Contents
 from cache.parts import Recording
 from cache.selection import select
 from tests.support.planted import LOOPED, planted_batch, random_sites, text_samples
+ARCHITECTURE = LOOPED.architecture()
 num_batches, out = int(sys.argv[1]), Path(sys.argv[2])
 samples = text_samples(8 * num_batches, 64)
 eight = samples.rows(slice(8))
