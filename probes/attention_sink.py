@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = "Attention sink"
-DATA = DataOptions()
+DATA = DataOptions(data=("dyck", "code"))
 
 PATTERN, VALUE = "attn.hook_pattern", "attn.hook_v"
 PARTS = ("start", "self", "content", "other")

@@ -23,7 +23,7 @@ from cache.batch import Batch
 from probes.running import command
 from probes.running.probe import Result, answer
 from probes.statistics.arrays import Floats, is_token, like, ratio, recorded_steps, site
-from probes.statistics.grid import STEPS, Grid, Place
+from probes.statistics.grid import Grid, Place
 from probes.statistics.quantities import Quantity
 from probes.statistics.sums import Reduced, Sums, Totals
 from smelt_interp.architecture import Architecture, Loop

@@ -3,11 +3,18 @@
 from importlib import import_module
 from typing import cast
 
-from probes.running.contract import Probe
+from probes.running.probe import Probe
 from smelt_interp.errors import UserError
 from smelt_interp.sites import nearest
 
-NAMES = ("attention_sink", "projection_similarity", "expert_overlap", "residual_updates", "dyck_icl")
+NAMES = (
+    "attention_sink",
+    "projection_similarity",
+    "expert_overlap",
+    "residual_updates",
+    "massive_activations",
+    "dyck_icl",
+)
 
 
 def load(name: str) -> Probe:

@@ -1,36 +1,45 @@
-"""The command that every probe has: read arguments, open networks, measure, print, write.
+"""The command that every probe has: read arguments, open networks, measure, write, print.
 
-Options come from the dataclasses themselves: where the batches come from (`source.Source`), which samples (a probe's
-data options), what is measured (the probe's `Options`), and what is done with the result (`Output`).
+Options come from the dataclasses themselves: where the batches come from (`source.Source`), which samples
+(`DataOptions`), what is measured (the probe's `Options`), and what is done with the result (`Output`).
 """
 
 import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, make_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 import numpy as np
 
 import smelt_interp
-from probes.running import catalog, report
-from probes.running.contract import Level, Probe, Result, Row
-from probes.running.source import Data, DataChoice, DataSet, Network, Source, data_sets, open_networks
-from smelt_interp.errors import run_command
+from probes.running import report
+from probes.running.probe import Probe, Result, refusal, run
+from probes.running.source import SampleSet, Source, Subject, open_subjects, sample_sets
+from probes.statistics.bootstrap import NUM_RESAMPLES
+from probes.statistics.grid import Level, headline_loops
+from probes.statistics.quantities import Record, as_table
+from smelt_interp.data.datasets import DataOptions
+from smelt_interp.errors import UserError, run_command
 from smelt_interp.terminal.output_files import make_folder
+from smelt_interp.terminal.tables import Table, print_table
+from smelt_interp.validation import validated
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from pandas import DataFrame
 
+Measure = TypeVar("Measure")
 SCHEMA = "smelt.result"
 COUNTING = "layers, visits, heads and keys count from 1"
+INTERVAL = f"[..] is a 95% interval over documents, {NUM_RESAMPLES} resamples"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@validated
 class Output:
     """What is done with the result."""
 
@@ -43,45 +52,60 @@ class Output:
     CSV and JSON have all."""
 
 
-class Arguments(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(Generic[Measure]):
     """The parsed command line."""
 
     source: Source
-    data: DataChoice
-    measure: object
+    data: DataOptions
+    measure: Measure
     output: Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One data set, measured on every network."""
+    """One probe on one set of samples, by every network that it can measure."""
 
-    data: DataSet
-    networks: tuple[Network, ...]
+    name: str
+    probe: Probe
+    data: SampleSet
+    subjects: tuple[Subject, ...]
     results: tuple[Result, ...]
     """One a network, in the same order."""
+    left_out: tuple[str, ...] = ()
+    """Networks beside it that it cannot measure, and why."""
 
-    def rows(self) -> list[Row]:
-        """The first network's rows with the other networks' numbers beside them."""
-        rows = self.results[0].rows()
-        for network, result in zip(self.networks[1:], self.results[1:], strict=True):
-            rows = report.beside(rows, result.rows(), network.name, once=network.config.num_visits == 1)
-        return rows
+    def joined(self) -> tuple[list[Record], list[str]]:
+        """The first network's rows with the other networks' numbers beside them, and what is to be said about them."""
+        rows, notes = self.results[0].rows(), list(self.left_out)
+        for subject, result in zip(self.subjects[1:], self.results[1:], strict=True):
+            once = not subject.architecture.loops
+            rows, said = report.join_networks(rows, result.rows(), subject.name, once=once)
+            notes += said
+        return rows, notes
+
+    def table(self) -> "DataFrame":
+        """The same as a pandas table."""
+        return as_table(self.joined()[0])
+
+    def readable(self, level: Level = "headline") -> Table:
+        """The rows up to a level as a person reads them."""
+        rows, notes = self.joined()
+        first, result = self.subjects[0], self.results[0]
+        counted = f"{result.documents} documents, {result.tokens} tokens"
+        title = f"{self.probe.TITLE}: {first.name} on {self.data.name} ({counted})"
+        others = report.short_names(first.name, [subject.name for subject in self.subjects[1:]])
+        return report.readable(rows, title, others, level, notes)
 
 
-def main(name: str, data_type: type = Data) -> None:
-    """Run the probe's command on `sys.argv`; a user's mistake ends with one line and exit code 2.
-
-    `data_type` is a frozen dataclass of options that is a `DataChoice`.
-    """
-
-    def command() -> None:
-        run(name, sys.argv[1:], data_type)
-
-    run_command(command)
+def main(module: ModuleType) -> None:
+    """Run a probe's command on `sys.argv`; a user's mistake ends with one line and exit code 2."""
+    probe = cast("Probe", module)
+    name = str(module.__spec__.name if module.__spec__ else module.__name__).rpartition(".")[2]
+    run_command(lambda: _command(name, probe, sys.argv[1:]))
 
 
-def parse(name: str, probe: Probe, data_type: type, argv: Sequence[str]) -> Arguments:
+def parse(name: str, probe: Probe, argv: Sequence[str]) -> Run[object]:
     """The command line as dataclasses; help is their docstrings."""
     import tyro
 
@@ -89,79 +113,95 @@ def parse(name: str, probe: Probe, data_type: type, argv: Sequence[str]) -> Argu
         command_line,  # tyro and what it brings are slow to import, and the dashboard parses nothing
     )
 
-    parts = [("source", Source), ("data", data_type), ("measure", probe.Options), ("output", Output)]
-    arguments = make_dataclass("Arguments", parts, frozen=True)
-    parsed = command_line.parse(
-        arguments,
+    return command_line.parse(
+        Run[probe.Options],  # type: ignore[name-defined]  # the class of this probe
         args=argv,
         prog=f"python -m probes.{name}",
         description=probe.__doc__,
         config=(tyro.conf.OmitArgPrefixes,),
-    )
-    return cast(Arguments, parsed)
-
-
-def measure_all(probe: Probe, arguments: Arguments) -> tuple[Measured, ...]:
-    """Every data set on every network. Raises UserError for what cannot be opened, read or measured."""
-    networks = open_networks(arguments.source, int(getattr(arguments.data, "seed", 0)))
-    return tuple(
-        Measured(
-            data=data,
-            networks=networks,
-            results=tuple(
-                probe.measure(network.batches(data, probe.needs(network.config)), arguments.measure)
-                for network in networks
-            ),
-        )
-        for data in data_sets(networks[0], arguments.data)
+        default=Run(source=Source(), data=probe.DATA, measure=probe.Options(), output=Output()),
     )
 
 
-def run(name: str, argv: Sequence[str], data_type: type = Data) -> tuple[Measured, ...]:
-    """The command of a probe, raising what `main` turns into an exit code; what it measured, one a data set."""
-    probe = catalog.load(name)
-    arguments = parse(name, probe, data_type, argv)
-    if arguments.output.out is not None:
-        make_folder(arguments.output.out)  # before minutes are spent
-    measured = measure_all(probe, arguments)
-    command = shlex.join(["python", "-m", f"probes.{name}", *argv])
-    document = describe(name, probe, arguments, measured, command)
+def _command(name: str, probe: Probe, argv: Sequence[str]) -> None:
+    asked = parse(name, probe, argv)
+    if asked.output.out is not None:
+        make_folder(asked.output.out)  # before minutes are spent
+    measured = measure_all(name, probe, asked)
+    document = describe(asked, measured, shlex.join(["python", "-m", f"probes.{name}", *argv]))
     text = report.json_text(document)
-    if arguments.output.json:
+    # Files first: whoever reads what is printed may close the pipe.
+    said = remarks(asked, measured)
+    if asked.output.out is not None:
+        write_folder(asked.output.out, measured, text)
+    if asked.source.capture is not None:
+        said.append(keep_result(asked.source.capture, document, measured[0], text))
+    if asked.output.json:
         sys.stdout.write(text)
-    else:
-        report.print_tables(tables(probe, measured, arguments.output.level), remarks(arguments, measured))
-    if arguments.output.out is not None:
-        write_folder(arguments.output.out, name, probe, measured, text)
-    if arguments.source.capture is not None:
-        report.write_atomically(_beside_capture(arguments.source.capture, name, document, measured[0].networks), text)
-    return measured
+        return
+    for each in measured:
+        print_table(each.readable(asked.output.level))
+    for line in said:
+        print(line)
 
 
-def tables(probe: Probe, measured: Sequence[Measured], level: Level) -> "list[Table]":
-    """One terminal table a data set."""
-    return [
-        report.table(
-            each.rows(),
-            f"{probe.TITLE}: {each.networks[0].name} on {each.data.name} ({len(each.data)} samples)",
-            report.short_names(each.networks[0].name, [network.name for network in each.networks[1:]]),
-            level,
+def measure_all(name: str, probe: Probe, asked: Run[object]) -> tuple[Measured, ...]:
+    """A probe on every set of samples, one a name of the data options or a domain of the capture.
+
+    Raises UserError for what cannot be opened, read or measured, and for data options beside a capture.
+    """
+    if asked.source.capture is not None and asked.data != probe.DATA:
+        raise UserError("data options must be left out with --capture, whose samples are fixed; got other values")
+    subjects = open_subjects(asked.source, asked.data.seed)
+    probes = {name: (probe, asked.measure)}
+    return tuple(measure_set(probes, each, subjects)[name] for each in sample_sets(subjects[0], asked.data))
+
+
+def measure_set(
+    probes: Mapping[str, tuple[Probe, object]], data: SampleSet, subjects: Sequence[Subject]
+) -> dict[str, Measured]:
+    """Every probe on one set of samples, one pass a network. Raises UserError when the first cannot be measured."""
+    results: dict[str, list[tuple[Subject, Result]]] = {name: [] for name in probes}
+    left_out: dict[str, list[str]] = {name: [] for name in probes}
+    for subject in subjects:
+        able = {}
+        for name, (probe, options) in probes.items():
+            reason = refusal(probe.needs(subject.architecture), subject.architecture)
+            if reason and subject is subjects[0]:
+                raise UserError(f"{probe.TITLE} cannot be measured; {subject.name}: {reason}")
+            if reason:
+                left_out[name].append(f"{subject.name}: {reason}")
+            else:
+                able[name] = (probe, options)
+        suffixes = tuple(dict.fromkeys(s for probe, _ in able.values() for s in probe.needs(subject.architecture)))
+        loops = headline_loops(subject.architecture, subjects[0].architecture)
+        found = run(subject.batches(data, suffixes), able, loops=loops) if able else {}
+        for name, result in found.items():
+            results[name].append((subject, result))
+    return {
+        name: Measured(
+            name=name,
+            probe=probe,
+            data=data,
+            subjects=tuple(subject for subject, _ in results[name]),
+            results=tuple(result for _, result in results[name]),
+            left_out=tuple(left_out[name]),
         )
-        for each in measured
-    ]
+        for name, (probe, _) in probes.items()
+    }
 
 
-def remarks(arguments: Arguments, measured: Sequence[Measured]) -> list[str]:
+def remarks(asked: Run[object], measured: Sequence[Measured]) -> list[str]:
     """What stands below the tables: the nulls that were not measured, and how to get them."""
-    first, *others = measured[0].networks
-    lines = [f"{COUNTING}; [..] is a 95% bootstrap interval over samples"]
-    if not any(network.untrained for network in (first, *others)):
-        if arguments.source.capture is None:
+    first, *others = measured[0].subjects
+    lines = [f"{COUNTING}; {INTERVAL}"]
+    if not any(subject.untrained for subject in (first, *others)):
+        if asked.source.capture is None:
             lines.append("untrained network: left out by --no-untrained")
         else:
             way_out = "add --against a capture recorded with `python -m cache.record --untrained ...`"
             lines.append(f"untrained network: not measured; {way_out}")
-    if first.config.num_visits > 1 and not any(network.config.num_visits == 1 for network in others):
+    if first.architecture.loops and all(subject.architecture.loops for subject in others):
         lines.append("Baseline: not measured; add --against CHECKPOINT_OR_CAPTURE")
     return lines
 
@@ -169,34 +209,25 @@ def remarks(arguments: Arguments, measured: Sequence[Measured]) -> list[str]:
 # JSON and files
 
 
-def describe(
-    name: str, probe: Probe, arguments: Arguments, measured: Sequence[Measured], command: str
-) -> dict[str, object]:
+def describe(asked: Run[object], measured: Sequence[Measured], command: str) -> dict[str, object]:
     """The whole result with all that made it: options, sources with digests, versions, command."""
     return {
         "schema": SCHEMA,
-        "probe": name,
-        "title": probe.TITLE,
+        "probe": measured[0].name,
+        "title": measured[0].probe.TITLE,
         "counting": COUNTING,
-        "options": _plain(arguments.measure),
-        "data_options": None if arguments.source.capture is not None else _plain(arguments.data),
+        "options": _plain(asked.measure),
+        "data_options": None if asked.source.capture is not None else _plain(asked.data),
         "networks": [
-            {"name": network.name, "num_visits": network.config.num_visits, **network.described}
-            for network in measured[0].networks
-        ],
-        "results": [
             {
-                "data": each.data.name,
-                "samples": len(each.data),
-                "data_digest": each.data.digest(),
-                "rows": each.rows(),
-                "beside": {
-                    network.name: result.rows()
-                    for network, result in zip(each.networks[1:], each.results[1:], strict=True)
-                },
+                "name": subject.name,
+                "family": subject.architecture.family,
+                "num_visits": max(step.visit for step in subject.architecture.steps) + 1,
+                **subject.described,
             }
-            for each in measured
+            for subject in measured[0].subjects
         ],
+        "results": [as_json(each) for each in measured],
         "versions": {
             "python": ".".join(map(str, sys.version_info[:3])),
             "smelt-interp": smelt_interp.__version__,
@@ -206,28 +237,54 @@ def describe(
     }
 
 
+def as_json(measured: Measured) -> dict[str, object]:
+    """One set of samples: what was counted, the joined rows, and those of each other network."""
+    rows, notes = measured.joined()
+    others = zip(measured.subjects[1:], measured.results[1:], strict=True)
+    return {
+        "data": measured.data.name,
+        "data_digest": measured.data.samples.digest(),
+        **measured.results[0].to_json(),
+        "rows": rows,
+        "notes": notes,
+        "others": {subject.name: result.rows() for subject, result in others},
+    }
+
+
 def _plain(options: object) -> dict[str, object]:
     values = json.loads(json.dumps(asdict(options), default=str))  # type: ignore[call-overload]  # always a dataclass
     return cast("dict[str, object]", values)
 
 
-def _beside_capture(capture: Path, name: str, document: dict[str, object], networks: Sequence[Network]) -> Path:
-    """NAME.results/PROBE-DIGEST.json: the digest of what was asked of which captures, wherever they lie."""
-    seen = [network.described.get("digest", network.described.get("weights")) for network in networks]
-    asked = json.dumps([name, document["options"], seen], sort_keys=True)
+def keep_result(capture: Path, document: dict[str, object], measured: Measured, text: str) -> str:
+    """Write PROBE-DIGEST.json beside what was recorded, the digest being of what was asked of which captures, wherever
+    they lie; a line that says where it is, or that nothing could be written there."""
+    seen = [subject.described.get("digest", subject.described.get("weights")) for subject in measured.subjects]
+    asked = json.dumps([measured.name, document["options"], seen], sort_keys=True)
     digest = hashlib.sha256(asked.encode()).hexdigest()[:16]
-    return capture.with_name(f"{capture.stem}.results") / f"{name}-{digest}.json"
+    folder = capture / "results" if capture.is_dir() else capture.with_name(f"{capture.stem}.results")
+    path = folder / f"{measured.name}-{digest}.json"
+    try:
+        report.write_text(path, text)
+    except UserError:
+        return f"result: not kept, since {folder} cannot be written; --out DIR keeps it elsewhere"
+    return f"result: {path}"
 
 
-def write_folder(folder: Path, name: str, probe: Probe, measured: Sequence[Measured], text: str) -> None:
-    """PROBE.json, PROBE-DATA.csv for each data set, and PROBE.html with a figure for each data set and network."""
-    report.write_atomically(folder / f"{name}.json", text)
+def write_folder(folder: Path, measured: Sequence[Measured], text: str) -> None:
+    """PROBE.json, PROBE-DATA.csv for each set of samples, and PROBE.html with the figures of each set and network."""
+    name, title = measured[0].name, measured[0].probe.TITLE
+    report.write_text(folder / f"{name}.json", text)
     figures: list[str] = []
+    stems: list[str] = []
     for each in measured:
-        report.write_atomically(folder / f"{name}-{Path(each.data.name).stem}.csv", report.csv_text(each.rows()))
-        for network, result in zip(each.networks, each.results, strict=True):
-            drawn = probe.figure(result)
-            drawn.update_layout(title=f"{probe.TITLE}: {network.name} on {each.data.name}")
-            figures.append(drawn.to_html(include_plotlyjs=not figures, full_html=False))
-    page = f'<!doctype html><meta charset="utf-8"><title>{escape(probe.TITLE)}</title>\n'
-    report.write_atomically(folder / f"{name}.html", page + "\n".join(figures) + "\n")
+        stem = Path(each.data.name).stem
+        stems.append(stem)
+        stem = stem if stems.count(stem) == 1 else f"{stem}-{stems.count(stem)}"  # two files of one name
+        report.write_text(folder / f"{name}-{stem}.csv", each.table().to_csv(index=False))
+        for subject, result in zip(each.subjects, each.results, strict=True):
+            for words, drawn in result.figures.items():
+                drawn.update_layout(title=f"{title}, {words}: {subject.name} on {each.data.name}")
+                figures.append(drawn.to_html(include_plotlyjs=not figures, full_html=False))
+    page = f'<!doctype html><meta charset="utf-8"><title>{escape(title)}</title>\n'
+    report.write_text(folder / f"{name}.html", page + "\n".join(figures) + "\n")

@@ -1,81 +1,78 @@
-"""Results as people and programs read them: networks side by side, a terminal table, CSV, JSON, written atomically."""
+"""Results as people and programs read them: networks side by side, a table to print or show, JSON, files."""
 
-import csv
-import io
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from probes.statistics.grid import RANK, Cell, Level
+from probes.statistics.quantities import NULL_PREFIX, OTHER_PREFIX, Record
+from smelt_interp.terminal.output_files import make_folder, write_whole
+from smelt_interp.terminal.tables import MISSING, Table
 
-from probes.running.contract import NULL_PREFIX, RANK, Cell, Level, Row, rank
-from smelt_interp.terminal.output_files import make_folder
-
-OTHER_PREFIX = "in_"
-"""Before the name of another network, in the columns that hold what that network has for the same row."""
-NEEDS_TWO_VISITS = "needs two visits"
-"""What stands there for a network without a second visit."""
 _NOT_KEYS = {"level", "value", "low", "high", "n", "note"}
-
-
+_KINDS = ("looped ", "middle ", "all ")
 LONGEST_NOTE = 10
 """Characters of a note that stands in its row of a table; a longer one stands below, under a number."""
 NEARLY_NOTHING = 1e-6
 """Below this a table says ~0."""
 LARGE = 1000
 """From here to its square a table writes whole numbers."""
-FULL_WIDTH = 400
-"""Characters of a line that no table reaches."""
 
 # Side by side
 
 
-def keys_of(rows: Sequence[Row]) -> tuple[str, ...]:
+def keys_of(rows: Sequence[Record]) -> tuple[str, ...]:
     """The columns that say what a row is about, in order of first appearance."""
     return _columns(rows, lambda name: name not in _NOT_KEYS and not name.startswith((NULL_PREFIX, OTHER_PREFIX)))
 
 
-def nulls_of(rows: Sequence[Row]) -> tuple[str, ...]:
+def nulls_of(rows: Sequence[Record]) -> tuple[str, ...]:
     """The columns of nulls, in order of first appearance."""
     return _columns(rows, lambda name: name.startswith(NULL_PREFIX))
 
 
-def _columns(rows: Sequence[Row], keep: Callable[[str], bool]) -> tuple[str, ...]:
+def _columns(rows: Sequence[Record], keep: Callable[[str], bool]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for row in rows for name in row if keep(name)))
 
 
-def _key(row: Row, names: Sequence[str], visit: Cell) -> tuple[Cell, ...]:
-    # The headline averages over the looped layers of a network, whatever their numbers are in that network.
-    ignored = {"layers"} if row["level"] == "headline" else set()
-    return tuple(visit if name == "visit" else row.get(name) for name in ("level", *names) if name not in ignored)
+def _layers(row: Record) -> str:
+    """The numbers of a row's layers, whatever they are to the network: `looped 3-6` and `middle 3-6` are the same."""
+    layers = str(row.get("layers"))
+    return next((layers.removeprefix(kind) for kind in _KINDS if layers.startswith(kind)), layers)
 
 
-def beside(rows: Sequence[Row], other: Sequence[Row], name: str, *, once: bool) -> list[Row]:
-    """The rows with three more columns, in_NAME, in_NAME_low and in_NAME_high: the other network's for the same row.
+def join_networks(
+    rows: Sequence[Record], other: Sequence[Record], name: str, *, once: bool
+) -> tuple[list[Record], list[str]]:
+    """The rows with three more columns, in_NAME, in_NAME_low and in_NAME_high: the other network's for the same row,
+    and what is to be said about them.
 
-    `once`: the other network visits each layer once, so its first visit stands beside every visit of this one, and
-    what compares two visits is marked as needing two.
+    `once`: the other network visits each layer once, so its one visit stands beside every visit of this one. At the
+    headline another network may lack the layers; its own headline then stands there, and that is said.
     """
-    names = keys_of(rows)
-    theirs = {_key(row, names, row.get("visit")): row for row in other}
-    joined: list[Row] = []
+    names = [column for column in keys_of(rows) if column != "layers"]
+
+    def key(row: Record, visit: Cell, layers: str | None) -> tuple[Cell, ...]:
+        return (row["level"], layers, *(visit if column == "visit" else row.get(column) for column in names))
+
+    same = {key(row, row.get("visit"), _layers(row)): row for row in other}
+    headline = {key(row, row.get("visit"), None): row for row in other if row["level"] == "headline"}
+    joined, differing = [], {}
     for row in rows:
         visit = row.get("visit")
-        match = theirs.get(_key(row, names, 1 if once and isinstance(visit, int) else visit))
+        visit = 1 if once and isinstance(visit, int) else visit
+        match = same.get(key(row, visit, _layers(row)))
+        if match is None and row["level"] == "headline":
+            match = headline.get(key(row, visit, None))
+            if match is not None and match["value"] is not None:
+                differing[f"{name}: layers {match.get('layers')} beside {row.get('layers')}"] = None
         value, low, high = (match["value"], match["low"], match["high"]) if match else (None, None, None)
-        if once and isinstance(visit, str) and value is None:
-            value = NEEDS_TWO_VISITS
         column = OTHER_PREFIX + name
         joined.append({**row, column: value, f"{column}_low": low, f"{column}_high": high})
-    return joined
-
-
-# Rendering
+    notes = list(differing)
+    if once and any(isinstance(row.get("visit"), str) for row in rows):
+        notes.append(f"{name} visits each layer once: it has no number where visits are compared")
+    return joined, notes
 
 
 def short_names(first: str, others: Sequence[str]) -> dict[str, str]:
@@ -92,87 +89,49 @@ def short_names(first: str, others: Sequence[str]) -> dict[str, str]:
     return dict(zip(others, short if len({own, *short}) == len(words) else others, strict=True))
 
 
-def table(rows: Sequence[Row], title: str, others: Mapping[str, str], level: Level) -> Table:
-    """A terminal table of the rows up to `level`: value with its interval, nulls, other networks (their intervals are
-    in CSV and JSON), n, notes. What is the same in every row stands in the title, long words below the table.
+# Tables
+
+
+def readable(
+    rows: Sequence[Record], title: str, others: Mapping[str, str], level: Level, notes: Sequence[str] = ()
+) -> Table:
+    """The rows up to a level as a table of text: value with its interval, nulls, other networks (their intervals are in
+    CSV and JSON), documents, notes. What is the same in every row stands in the title, long words below the table.
 
     `others`: the name of each other network, and what its column is called.
     """
-    shown = [row for row in rows if rank(row) <= RANK[level]]
+    shown = [row for row in rows if RANK[row["level"]] <= RANK[level]]  # type: ignore[index]  # a Level
     places = (*keys_of(shown), "n")
     values = {name: {row.get(name) for row in shown} - {None} for name in places}
+    # A column that varies stays; one that says the same in every row goes into the title.
     varying = [
         name
         for name in places
         if len(values[name]) > 1 or (values[name] and name != "n" and any(row.get(name) is None for row in shown))
     ]
-    facts = ", ".join(
-        f"{name} {_text(next(iter(values[name])))}" for name in places if values[name] and name not in varying
-    )
-    below, compared = _beside_columns(shown, others)
+    facts = [f"{name} {cell_text(next(iter(values[name])))}" for name in places if values[name] and name not in varying]
     nulls = {name: f"null: {name.removeprefix(NULL_PREFIX).replace('_', ' ')}" for name in nulls_of(shown)}
-    long = [str(row["note"]) for row in shown if len(_text(row["note"])) > LONGEST_NOTE]
+    compared = {OTHER_PREFIX + name: header for name, header in others.items()}
+    # A long note stands below the table under a number.
+    long = [str(row["note"]) for row in shown if len(cell_text(row["note"])) > LONGEST_NOTE]
     marks = {words: f"({number})" for number, words in enumerate(dict.fromkeys(long), start=1)}
-    drawn = Table(
-        title=escape(f"{title}; {facts}" if facts else title),
-        caption=escape("\n".join([*(f"{mark} {words}" for words, mark in marks.items()), *below])),
-        title_justify="left",
-        caption_justify="left",
-        title_style="bold",
-        caption_style="",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        show_edge=False,
-    )
-    for name in varying:
-        drawn.add_column(name, justify="right" if name == "n" else "left", no_wrap=name == "quantity")
-    drawn.add_column("value [95%]", justify="right", no_wrap=True)
-    for name, header in {**nulls, **compared}.items():
-        words = [*header.split(), *(_text(row.get(name)) for row in shown)]  # a long header folds, a number never
-        drawn.add_column(header, justify="right", width=max(map(len, words)))
-    noted = ("note",) if any(row["note"] for row in shown) else ()
-    for _ in noted:
-        drawn.add_column("")
+    noted = ["note"] if any(row["note"] for row in shown) else []
+    body = []
     for row in shown:
-        interval = "" if row["low"] is None else f" [{_text(row['low'])}, {_text(row['high'])}]"
+        interval = "" if row["low"] is None else f" [{cell_text(row['low'])}, {cell_text(row['high'])}]"
         cells = [row.get(name) for name in (*varying, *nulls, *compared, *noted)]
-        written = [marks.get(str(cell), _text(cell)) for cell in cells]
-        drawn.add_row(*written[: len(varying)], _text(row["value"]) + interval, *written[len(varying) :])
-    return drawn
+        written = [marks.get(str(cell), cell_text(cell)) for cell in cells]
+        body.append([*written[: len(varying)], cell_text(row["value"]) + interval, *written[len(varying) :]])
+    renamed = [f"{header} is {name}" for name, header in others.items() if name != header]
+    below = [*(f"{mark} {words}" for words, mark in marks.items()), *([", ".join(renamed)] if renamed else []), *notes]
+    columns = [*varying, "value [95%]", *nulls.values(), *compared.values(), *noted]
+    return Table("; ".join([title, *([", ".join(facts)] if facts else [])]), columns, body, below)
 
 
-def _beside_columns(rows: Sequence[Row], others: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Lines below the table about the other networks, and the columns of those that have a number for any row."""
-    shortened = [f"{header} is {name}" for name, header in others.items() if name != header]
-    lines = [", ".join(shortened)] if shortened else []
-    columns = {}
-    for name, header in others.items():
-        cells = [row.get(OTHER_PREFIX + name) for row in rows]
-        if any(isinstance(cell, float) for cell in cells):
-            columns[OTHER_PREFIX + name] = header.replace("-", "-\n")
-        if NEEDS_TWO_VISITS in cells:
-            lines.append(f"{header} visits each layer once: it has no number where visits are compared")
-    return lines, columns
-
-
-def print_tables(tables: Iterable[Table], lines: Iterable[str]) -> None:
-    """Print tables, then lines, to the terminal; to a pipe at full width, so that nothing is cut."""
-    console = Console(highlight=False) if Console().is_terminal else Console(width=FULL_WIDTH)
-    for drawn in tables:
-        around = drawn.title, drawn.caption
-        drawn.title = drawn.caption = None  # rich would fold them to the width of the columns
-        console.print()
-        console.print(around[0], style="bold", soft_wrap=True)
-        console.print(drawn)
-        if around[1]:
-            console.print(around[1], soft_wrap=True)
-    for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _text(cell: Cell) -> str:
-    if cell is None or cell == NEEDS_TWO_VISITS:
-        return "-"
+def cell_text(cell: Cell) -> str:
+    """A cell with the digits that a person reads."""
+    if cell is None:
+        return MISSING
     if not isinstance(cell, float):
         return str(cell)
     if LARGE <= abs(cell) < LARGE**2:
@@ -180,13 +139,7 @@ def _text(cell: Cell) -> str:
     return f"{cell:.3g}" if cell == 0 or abs(cell) >= NEARLY_NOTHING else "~0"
 
 
-def csv_text(rows: Sequence[Row]) -> str:
-    """The rows as CSV, one column for every name that occurs; a missing value is an empty field."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+# Files
 
 
 def json_text(document: object) -> str:
@@ -194,20 +147,7 @@ def json_text(document: object) -> str:
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-# Files
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file that is complete whenever it is seen. Raises UserError when its folder cannot be written."""
+def write_text(path: Path, text: str) -> None:
+    """Write a text file that is whole whenever it is seen. Raises UserError when its folder cannot be written."""
     make_folder(path.parent)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_whole(path, text.encode("utf-8", "backslashreplace"))

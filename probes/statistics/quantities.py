@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 NULL_PREFIX = "null_"
+OTHER_PREFIX = "in_"
+"""Before the name of another network, in the columns that hold what that network has for the same row."""
 NEEDS_TWO_VISITS = "needs two visits: this network visits each layer once"
 """The note of a row that compares visits, on a Baseline; it has no value."""
 Record = dict[str, Cell]
@@ -150,10 +152,10 @@ def as_table(rows: Sequence[Record]) -> "DataFrame":
 
     names = list(dict.fromkeys(name for row in rows for name in row))
     last = [name for name in ("value", "low", "high", "n") if name in names]
-    nulls = [name for name in names if name.startswith(NULL_PREFIX)]
-    about = [name for name in names if name not in (*last, *nulls, "note")]
-    frame = DataFrame(list(rows), columns=[*about, *last, *nulls, "note"], dtype=object)
-    for name in (*last, *nulls):
+    nulls, others = ([name for name in names if name.startswith(prefix)] for prefix in (NULL_PREFIX, OTHER_PREFIX))
+    about = [name for name in names if name not in (*last, *nulls, *others, "note")]
+    frame = DataFrame(list(rows), columns=[*about, *last, *nulls, *others, "note"], dtype=object)
+    for name in (*last, *nulls, *others):
         frame[name] = frame[name].astype("Int64" if name == "n" else float)
     return frame
 

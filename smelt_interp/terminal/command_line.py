@@ -29,11 +29,13 @@ def parse(
     description: str,
     args: Sequence[str] | None = None,
     config: Sequence[object] = (),
+    default: Parsed | None = None,
 ) -> Parsed:
     """The command line (`sys.argv` when `args` is None) as an instance of a dataclass.
 
     `kind` is the dataclass, or a function that returns the one of several that was given. It must do no work: what is
-    written to stderr meanwhile is taken for a complaint about the command line.
+    written to stderr meanwhile is taken for a complaint about the command line. `default`: an instance whose values
+    stand in for those of the class.
     Raises `UserError` with the first thing that is wrong: an option that is unknown, missing, not of its type, or
     outside a rule of the dataclass. `--help` prints and exits 0.
     """
@@ -46,6 +48,7 @@ def parse(
                 description=description,
                 args=args,
                 config=tuple(config),
+                default=tyro.MISSING if default is None else default,
             )
     except SystemExit as stop:
         if not stop.code:
