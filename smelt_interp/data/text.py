@@ -11,7 +11,6 @@ A byte order mark at the beginning of a document is no text: it is left out.
 
 import hashlib
 import os
-import stat
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from smelt_interp.data.marked_text import MarkedText, Row, Tokens, padded, tiles
 from smelt_interp.data.samples import DOMAIN_WIDTH, Samples, document_id
 from smelt_interp.data.tokenizer import Tokenizer
 from smelt_interp.errors import UserError
+from smelt_interp.input_files import read_input
 
 Domain = Literal["code", "prose", "math"]
 Split = Literal["train", "held_out"]
@@ -144,17 +144,14 @@ def own_corpus(path: Path) -> Corpus:
 
     Raises UserError for what is missing, no regular file, empty, too large or not UTF-8.
     """
-    try:
-        files = [path]
-        if path.is_dir():
-            files = sorted(each for each in path.rglob("[!.]*") if not each.is_dir() and not _hidden(each, path))
-        documents, num_bytes = [], 0
-        for file in files:
-            name = file.relative_to(path).as_posix() if file != path else path.name
-            documents.append(_own_document(file, name, LARGEST_TEXT - num_bytes))
-            num_bytes += len(documents[-1].data)
-    except OSError as error:
-        raise UserError(f"text must be readable; got {error.filename or path}: {error.strerror}") from None
+    files = [path]
+    if path.is_dir():
+        files = sorted(each for each in path.rglob("[!.]*") if not each.is_dir() and not _hidden(each, path))
+    documents, room = [], LARGEST_TEXT
+    for file in files:
+        name = file.relative_to(path).as_posix() if file != path else path.name
+        documents.append(_own_document(file, name, room))
+        room -= len(documents[-1].data)
     if not documents:
         raise UserError(f"a folder of text must hold a file; got none in {path}")
     letters = "".join(letter if 32 < ord(letter) < 127 else "_" for letter in path.resolve().stem)
@@ -171,21 +168,15 @@ def split_corpus(texts: Corpus, split: Split) -> Corpus:
 
 
 def _own_document(path: Path, name: str, room: int) -> Document:
-    """One file of at most `room` bytes, read only when it is a regular file: a device or a pipe may never end."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise UserError(f"text must be a regular file; got {path}: write it to a file first")
-    with path.open("rb") as file:
-        data = file.read(room + 1)
-    if len(data) > room:
-        raise UserError(f"text must have at most {LARGEST_TEXT} bytes in all; got more with {path}: split it")
-    num_bytes, data = len(data), data.removeprefix(BYTE_ORDER_MARK)
+    read = read_input(path, "a text file", room)
+    data = read.removeprefix(BYTE_ORDER_MARK)
     if not data.strip():
-        raise UserError(f"text file must not be empty; got {path} with {num_bytes} bytes")
+        raise UserError(f"a text file must not be empty; got {path} with {len(read)} bytes")
     try:
         data.decode()
     except UnicodeDecodeError as error:
         raise UserError(
-            f"text file must be UTF-8; got {path} with byte 0x{data[error.start]:02x} at {error.start}: "
+            f"a text file must be UTF-8; got {path} with byte 0x{data[error.start]:02x} at {error.start}: "
             "convert it first, e.g. with iconv"
         ) from None
     return Document(name=name, data=data)

@@ -174,7 +174,7 @@ def test_bad_files_are_refused(tmp_path, data, message):
 
 
 def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"must be readable; got .*No such file"):
+    with pytest.raises(UserError, match=r"a text file must exist; got .*none.txt"):
         own_corpus(tmp_path / "none.txt")
     with pytest.raises(UserError, match=r"a folder of text must hold a file; got none in"):
         own_corpus(tmp_path)
