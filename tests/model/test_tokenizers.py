@@ -131,7 +131,7 @@ def test_episodes_ask_the_same_whatever_the_tokenizer(tokenizer, rendering):
     assert queries(ours) == queries(theirs)
     assert np.array_equal(ours.episode_N, theirs.episode_N)
     assert np.array_equal(ours.document_N, theirs.document_N)
-    assert theirs.ids_NT.shape[1] < ours.ids_NT.shape[1]
+    assert theirs.ids_NT.shape[1] <= ours.ids_NT.shape[1]
     for name, right_N in floors(ours).items():
         assert np.array_equal(right_N, floors(theirs)[name])
     for row in range(30):
