@@ -14,8 +14,9 @@ from tokenizers import Tokenizer
 
 from model.network import LoopedMoE
 from smelt_interp.errors import UserError, run_command
+from tests.support.configs import TINY, VARIANTS
 from tests.support.forked import Child
-from tests.support.networks import TINY, VARIANTS, random_tokens, tiny_network
+from tests.support.networks import random_tokens, tiny_network
 
 FILES = ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
 

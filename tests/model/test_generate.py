@@ -11,7 +11,8 @@ from torch import Tensor
 from model.generate import Sampling, choose, generate
 from model.network import LoopedMoE
 from smelt_interp.errors import UserError
-from tests.support.networks import TINY, VARIANTS, random_tokens, tiny_network
+from tests.support.configs import TINY, VARIANTS
+from tests.support.networks import random_tokens, tiny_network
 
 PROMPTS = [[256, 40, 41, 58], [256, 91], [256, 10, 20, 30, 40, 50, 60]]
 

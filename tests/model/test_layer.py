@@ -8,7 +8,8 @@ from model.inputs import Inputs, rotary
 from model.layer import RMSNorm, rotate
 from model.network import LoopedMoE
 from smelt_interp.plan import Step
-from tests.support.networks import TINY, random_tokens, tiny_network
+from tests.support.configs import TINY
+from tests.support.networks import random_tokens, tiny_network
 
 
 def test_the_norm_makes_the_root_mean_square_the_gain():

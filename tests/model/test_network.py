@@ -19,7 +19,8 @@ from smelt_interp.errors import UserError
 from smelt_interp.plan import plan, step_scale
 from smelt_interp.sites import hook_name
 from tests.support.agreement import agreements
-from tests.support.networks import TINY, TINY_BASELINE, VARIANTS, plain_logits, random_tokens, tiny_network
+from tests.support.configs import TINY, TINY_BASELINE, VARIANTS
+from tests.support.networks import plain_logits, random_tokens, tiny_network
 from tests.support.planted import text_samples
 
 INDICES = "mlp.hook_expert_indices"

@@ -16,7 +16,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from model.layer import Layer
 from model.network import LoopedMoE
 from smelt_interp.errors import UserError
-from tests.support.networks import TINY, VARIANTS, random_tokens, tiny_network
+from tests.support.configs import TINY, VARIANTS
+from tests.support.networks import random_tokens, tiny_network
 
 
 @torch.no_grad()

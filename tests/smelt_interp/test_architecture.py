@@ -9,7 +9,7 @@ from smelt_interp.architecture import Architecture, Loop
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
 from smelt_interp.plan import Step
-from tests.support.networks import TINY, TINY_BASELINE
+from tests.support.configs import TINY, TINY_BASELINE
 
 
 def nested(high_cycles: int = 2, low_cycles: int = 3) -> tuple[Step, ...]:

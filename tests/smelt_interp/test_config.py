@@ -8,7 +8,7 @@ import pytest
 
 from smelt_interp.config import ModelConfig, default_loop_scale
 from smelt_interp.errors import UserError
-from tests.support.networks import TINY, VARIANTS
+from tests.support.configs import TINY, VARIANTS
 
 RULES = [
     ("num_layers", 0, "num_layers must be at least 1; got 0"),

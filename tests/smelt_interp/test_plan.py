@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
 from smelt_interp.plan import Step, label, plan, revisited_layers, step_index, step_scale, visits_of
-from tests.support.networks import TINY, TINY_BASELINE, VARIANTS
+from tests.support.configs import TINY, TINY_BASELINE, VARIANTS
 
 
 def test_the_paper_s_order():

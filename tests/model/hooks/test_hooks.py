@@ -15,7 +15,8 @@ from model.network import LoopedMoE
 from model.routing import gather_weights
 from smelt_interp.errors import UserError
 from smelt_interp.sites import SITES, TOP_LEVEL_SITES, hook_name
-from tests.support.networks import TINY, VARIANTS, random_tokens, tiny_network
+from tests.support.configs import TINY, VARIANTS
+from tests.support.networks import random_tokens, tiny_network
 
 EVERYTHING = {"head_results": True, "expert_results": True}
 PATHS = {

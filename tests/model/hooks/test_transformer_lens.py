@@ -9,7 +9,8 @@ from transformer_lens.model_protocol import TransformerLensModelWithWeights
 from model.hooks.activation_cache import VisitCache
 from smelt_interp.data.tokenizer import BOS
 from smelt_interp.errors import UserError
-from tests.support.networks import TINY, VARIANTS, random_tokens, tiny_network
+from tests.support.configs import TINY, VARIANTS
+from tests.support.networks import random_tokens, tiny_network
 
 TOKENS_BT = random_tokens()
 NETWORK = tiny_network()

@@ -21,8 +21,8 @@ from smelt_interp.data.mixture import MixtureOptions, TrainingMixture
 from smelt_interp.data.text import corpus
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.terminal.command_line import parse
+from tests.support.configs import TINY
 from tests.support.forked import Child
-from tests.support.networks import TINY
 
 MIXTURE = MixtureOptions(
     context=64, dyck_episode=2, dyck_standard=1, code=1, prose=1, math=1, backcopy=1, max_total=4, source="excerpts"
