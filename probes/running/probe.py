@@ -6,6 +6,7 @@ A probe is a module `probes/NAME.py` with
     TITLE                    a few words
     Options                  validated dataclass; the docstring under each field is the help text of the command
     DATA                     the samples that its command measures by default
+    OVERVIEW                 the headline quantities that stand for it where all probes are shown at once
     needs(architecture)      the hook suffixes that it reads, e.g. ("attn.hook_pattern",)
     start(architecture, options) -> Sums      `sums.add(batch)`, `sums.merge(other)`
     result(sums) -> Result
@@ -68,6 +69,7 @@ class Probe(Protocol):
     TITLE: str
     Options: type
     DATA: DataOptions
+    OVERVIEW: tuple[str, ...]
     __doc__: str
     needs: Callable[[Architecture], tuple[str, ...]]
     start: Callable[[Architecture, object], Sums[object, object]]

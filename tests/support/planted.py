@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch, take
+from smelt_interp.architecture import Architecture
 from smelt_interp.config import ModelConfig
 from smelt_interp.data.samples import EPISODE, NO_EPISODE, Role, Samples
 from smelt_interp.data.tokenizer import BYTES, text_of
-from smelt_interp.plan import plan
+from smelt_interp.plan import Step
 from smelt_interp.sites import SITES
 
 LOOPED = ModelConfig(
@@ -19,6 +20,18 @@ LOOPED = ModelConfig(
 )  # fmt: skip
 """Steps 0 | 1 2 | 3 4 | 5: layers 2 and 3 (from 1) are looped."""
 BASELINE = replace(LOOPED, num_visits=1, loop_scale=1.0)
+NESTED = Architecture(
+    family="nested",
+    steps=tuple(Step(*step) for step in ((0, 0), (1, 0), (1, 1), (2, 0), (0, 1), (1, 2), (1, 3), (2, 1))),
+    loop_factors=(1.0,) * 8, sites=tuple(suffix for suffix in SITES if not suffix.startswith("mlp.")),
+    width=8, num_heads=4, num_kv_heads=2, head_width=6, num_experts=0, top_k=0, router="none", vocab_size=1000,
+    context=64,
+)  # fmt: skip
+"""A dense network of two nested loops: layers 1 and 3 (from 1) run twice, layer 2 twice within each round."""
+
+
+def _architecture(network: ModelConfig | Architecture) -> Architecture:
+    return network if isinstance(network, Architecture) else network.architecture()
 
 
 def text_samples(num: int = 4, length: int = 12, *, seed: int = 0, padding: int = 0) -> Samples:
@@ -86,16 +99,16 @@ def start_pattern(samples: Samples, num_heads: int, start_mass: float) -> NDArra
 
 
 def random_sites(
-    config: ModelConfig, samples: Samples, suffixes: tuple[str, ...], *, seed: int = 0
+    network: ModelConfig | Architecture, samples: Samples, suffixes: tuple[str, ...], *, seed: int = 0
 ) -> dict[tuple[int, str], NDArray[np.generic]]:
     """Random arrays of the right shape for every step: normal numbers; patterns are causal and sum to 1; experts are
     distinct and their weights sum to 1."""
-    generator = np.random.default_rng(seed)
+    config, generator = _architecture(network), np.random.default_rng(seed)
     batch, length = samples.ids_NT.shape
     size = {"B": batch, "T": length, "S": length, "D": config.width, "Q": config.num_heads, "G": config.num_kv_heads,
             "C": config.head_width, "E": config.num_experts, "K": config.top_k, "1": 1}  # fmt: skip
     sites: dict[tuple[int, str], NDArray[np.generic]] = {}
-    for step in range(len(plan(config))):
+    for step in range(len(config.steps)):
         for suffix in suffixes:
             values = generator.standard_normal([size[axis] for axis in SITES[suffix].axes])
             if suffix == "attn.hook_pattern":
@@ -113,7 +126,7 @@ def random_sites(
 
 
 def planted_batch(
-    config: ModelConfig,
+    network: ModelConfig | Architecture,
     samples: Samples,
     sites: Mapping[tuple[int, str], NDArray[np.generic]],
     *,
@@ -121,10 +134,10 @@ def planted_batch(
     argmax_BT: NDArray[np.int32] | None = None,
 ) -> Batch:
     """All samples as one batch, every head kept. Without them, log-probabilities are 0 and the argmax is 0."""
-    shape = samples.ids_NT.shape
+    config, shape = _architecture(network), samples.ids_NT.shape
     heads = {"Q": tuple(range(config.num_heads)), "G": tuple(range(config.num_kv_heads))}
     return Batch(
-        architecture=config.architecture(),
+        architecture=config,
         samples=samples,
         sample_ids=np.arange(len(samples), dtype=np.int64),
         logprob_BT=np.zeros(shape, np.float32) if logprob_BT is None else logprob_BT,
