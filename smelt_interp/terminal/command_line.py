@@ -48,7 +48,7 @@ def parse(
                 description=description,
                 args=args,
                 config=tuple(config),
-                default=tyro.MISSING if default is None else default,
+                default=tyro.MISSING_NONPROP if default is None else default,
             )
     except SystemExit as stop:
         if not stop.code:
