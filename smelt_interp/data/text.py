@@ -1,10 +1,10 @@
 """Real text by domain: which documents there are, which of them are held out, and rows of them as samples.
 
 `code` is the standard library of the running interpreter, so its documents differ with Python's version, patch
-releases included; `prose` and `math` are excerpts that come with the package, or the whole documents once
-`python -m smelt_interp.data.fetch_texts` has fetched them. A document (a file, a book) is in training or held out as
-a whole, by a hash of its name; an excerpt has the name of the document that it is the beginning of, so it is on the
-same side. A user's own file is one document; of a folder, every file is one.
+releases included; `prose` and `math` are excerpts that come with the package, most of them held out, or the whole
+documents once `python -m smelt_interp.data.fetch_texts` has fetched them. A document (a file, a book) is in training
+or held out as a whole, by a hash of its name; an excerpt has the name of the document that it is the beginning of, so
+it is on the same side. A user's own file is one document; of a folder, every file is one.
 
 A byte order mark at the beginning of a document is no text: it is left out.
 """

@@ -148,8 +148,11 @@ def test_a_huge_member_is_refused(tmp_path, monkeypatch):
         fetch._member(archive, "big.py")
 
 
-def test_each_excerpt_has_the_name_of_a_document_that_fetching_would_write():
-    for domain, pattern in (("prose", r"\d\d-[a-z0-9-]+"), ("math", r"(sympy|mpmath)\.[a-z_.]+")):
+def test_each_excerpt_is_named_as_a_document_that_fetching_would_write_or_as_a_message():
+    for domain, pattern in (
+        ("prose", r"\d\d-[a-z0-9-]+|message-\d{4}-[a-z]+-\d"),
+        ("math", r"(sympy|mpmath)\.[a-z_.]+"),
+    ):
         names = [path.stem for path in (EXCERPTS_FOLDER / domain).glob("*.txt")]
         assert len(names) >= 5
         assert all(re.fullmatch(pattern, name) for name in names)

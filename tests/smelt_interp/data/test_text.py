@@ -1,12 +1,14 @@
 """Real text: splits by document, windows inside documents, a user's own file."""
 
 import hashlib
+import os
 import sysconfig
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from smelt_interp.data import text
 from smelt_interp.data.samples import Role
 from smelt_interp.data.text import (
     EXCERPTS_FOLDER,
@@ -16,6 +18,7 @@ from smelt_interp.data.text import (
     corpus,
     corpus_samples,
     own_corpus,
+    split_corpus,
     split_of,
 )
 from smelt_interp.data.tokenizer import BOS, BYTES
@@ -143,10 +146,19 @@ def test_a_corpus_digest_sees_names_contents_and_boundaries():
     assert len(digests) == 4
 
 
-def test_committed_excerpts_carry_their_licence():
+@pytest.mark.parametrize("domain", ["code", "prose", "math"])
+def test_held_out_texts_are_enough_to_measure_on(domain):
+    held_out = corpus(domain, "held_out")
+    assert len(held_out.documents) >= 20
+    assert held_out.num_bytes() >= 60_000
+    samples = samples_of_domain(domain, 256, 160)
+    assert samples.num_documents >= 15
+
+
+def test_committed_texts_carry_their_licence():
     for domain in ("prose", "math"):
         assert len((EXCERPTS_FOLDER / domain / "LICENSE").read_text()) > 200
-        assert sum(path.stat().st_size for path in (EXCERPTS_FOLDER / domain).iterdir()) < 40_000
+        assert sum(path.stat().st_size for path in (EXCERPTS_FOLDER / domain).iterdir()) < 1_000_000
 
 
 def test_own_file_is_one_document(tmp_path):
@@ -158,11 +170,59 @@ def test_own_file_is_one_document(tmp_path):
     assert BYTES.decode_bytes(samples.ids_NT[0]) in path.read_bytes()
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "marked.txt").write_bytes(b"\xef\xbb\xbfab\xef\xbb\xbfcd")
+    (document,) = own_corpus(tmp_path / "marked.txt").documents
+    assert document.data == b"ab\xef\xbb\xbfcd"  # inside a text it is a character as any other
+
+
+def test_every_file_of_a_folder_that_is_not_hidden_is_a_document(tmp_path):
+    (tmp_path / "poems" / "late").mkdir(parents=True)
+    for name in ("b.txt", "a.md", "late/c.txt", ".hidden", "late/.DS_Store"):
+        (tmp_path / "poems" / name).write_text(f"{name} and some words after it")
+    texts = own_corpus(tmp_path / "poems")
+    assert [document.name for document in texts.documents] == ["a.md", "b.txt", "late/c.txt"]
+    assert texts.domain == "file:poems"
+    assert rows_of(texts, 6, 10).num_documents == 3
+    sides = [split_corpus(texts, split).documents for split in ("train", "held_out")]
+    assert sorted(document.name for side in sides for document in side) == ["a.md", "b.txt", "late/c.txt"]
+
+
+def test_the_name_of_a_file_becomes_a_printable_domain(tmp_path):
+    path = tmp_path / "ünder \n a very long name.txt"
+    path.write_text("words")
+    assert own_corpus(path).domain == "file:_nder___a_v"[:16]
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/dev/stdin"])
+def test_devices_are_refused_unread(path):
+    with pytest.raises(UserError, match=r"a text file must be a plain file; got .*, a device or pipe"):
+        own_corpus(Path(path))
+
+
+def test_a_pipe_is_refused_unread_in_a_folder_too(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(UserError, match=r"must be a plain file; got .*pipe, a device or pipe"):
+            own_corpus(path)
+
+
+def test_texts_together_have_a_largest_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "LARGEST_TEXT", 10)
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("sixsix")
+    assert len(own_corpus(tmp_path / "a").documents) == 1
+    with pytest.raises(UserError, match=r"a text file must have at most 4 bytes; got .*b, which has more"):
+        own_corpus(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (b"", "must not be empty; got .* with 0 bytes"),
         (b" \n\n", "must not be empty; got .* with 3 bytes"),
+        (b"\xef\xbb\xbf\n", "must not be empty; got .* with 4 bytes"),
+        ("words".encode("utf-16"), "must be UTF-8; got .* with byte 0xff at 0: convert it"),
         (b"caf\xe9 au lait", "must be UTF-8; got .* with byte 0xe9 at 3: convert it"),
     ],
 )
@@ -206,4 +266,4 @@ def test_excerpts_are_as_committed():
     for domain in ("prose", "math"):
         for split in ("train", "held_out"):
             sha.update(corpus(domain, split).digest().encode())
-    assert sha.hexdigest()[:16] == "b6154b0e408b7e74"
+    assert sha.hexdigest()[:16] == "546ee1c801c6def3"
