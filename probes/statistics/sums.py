@@ -183,7 +183,9 @@ class Sums(Generic[Layout, Options]):
     def samples(self) -> int:
         """Samples; each may be there once. Raises UserError when one was added twice."""
         if len(self._samples) < self._samples.added:
-            raise UserError(f"sample ids must be distinct; got {self._samples.added - len(self._samples)} of them twice")
+            raise UserError(
+                f"sample ids must be distinct; got {self._samples.added - len(self._samples)} of them twice"
+            )
         return len(self._samples)
 
     def totals(self) -> Totals[Layout, Options]:
