@@ -2,25 +2,50 @@
 
     python -m probes --ckpt checkpoints/demo-smelt --against checkpoints/demo-baseline
 
-Each network is recorded once on each data set; a capture that is there already is used as it is, and an interrupted
-one goes on. At the end the figures that the paper reports stand beside what was measured.
+Each network runs once on each set of samples; a capture that is there already is used as it is, and an interrupted one
+goes on. One pass over a capture feeds every probe. One screen shows what stands for each of them, and whether the
+figures that the paper reports are found here.
 """
 
+import contextlib
+import shlex
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from probes import reproduction
-from probes.running import catalog, command, report
-from probes.running.contract import MOST_SAMPLES, check_number
+from probes.running import catalog, report
+from probes.running.command import (
+    COUNTING,
+    INTERVAL,
+    Measured,
+    Output,
+    Run,
+    as_json,
+    describe,
+    keep_result,
+    measure_set,
+)
+from probes.running.probe import Probe, refusal
+from probes.running.source import Source, Subject, open_subjects, sample_sets
+from probes.statistics.grid import Cell
+from probes.statistics.quantities import NULL_PREFIX, OTHER_PREFIX, Record
+from smelt_interp.architecture import Architecture
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.errors import run_command
+from smelt_interp.sites import SITES
 from smelt_interp.terminal.command_line import parse
+from smelt_interp.terminal.tables import Table, print_table
+from smelt_interp.validation import validated
 
-SHOTS = (0, 1, 2, 4, 8)
+SCHEMA = "smelt.results"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@validated
 class Options:
     """What is recorded and measured."""
 
@@ -30,65 +55,152 @@ class Options:
     """Folders of checkpoints to measure beside it, such as its Baseline."""
     captures: Path = Path("captures")
     """Folder of the captures."""
-    samples: int = 64
-    """Rows of Dyck and of code."""
-    episodes: int = 256
-    """Dyck episodes at each number of shots, 0 1 2 4 8, for the in-context curve."""
-
-    def __post_init__(self) -> None:
-        check_number("samples", self.samples, 1, MOST_SAMPLES)
-        check_number("episodes", self.episodes, 1, MOST_SAMPLES)
+    samples: Annotated[int, Field(ge=1, le=10**6)] = 64
+    """Rows of each set of samples."""
+    episodes: Annotated[int, Field(ge=1, le=10**6)] = 256
+    """Dyck episodes at each number of shots, for the in-context curve."""
+    json: bool = False
+    """Print every result as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataSet:
-    """One set of samples, and what is recorded on them."""
+class Group:
+    """One set of samples, and the probes that read it."""
 
     name: str
     data: DataOptions
-    sites: tuple[str, ...]
-    probes: tuple[str, ...]
+    probes: Mapping[str, tuple[Probe, object]]
+
+    def sites(self, architecture: Architecture) -> tuple[str, ...]:
+        """What these probes read of a network, as far as it computes it."""
+        read = {suffix for probe, _ in self.probes.values() for suffix in probe.needs(architecture)}
+        return tuple(suffix for suffix in SITES if suffix in read and suffix in architecture.sites)
 
 
-def data_sets(options: Options, sites: tuple[str, ...]) -> tuple[DataSet, ...]:
-    """Dyck and code with every site, and Dyck at several numbers of shots with the network's output alone."""
-    by_site = tuple(name for name in catalog.NAMES if name != "dyck_icl")
-    return (
-        DataSet(name="dyck", data=DataOptions(data=("dyck",), samples=options.samples), sites=sites, probes=by_site),
-        DataSet(name="code", data=DataOptions(data=("code",), samples=options.samples), sites=sites, probes=by_site),
-        DataSet(
-            name="shots",
-            data=DataOptions(data=("dyck",), samples=options.episodes, shots=SHOTS),
-            sites=(),
-            probes=("dyck_icl",),
-        ),
+def groups(options: Options) -> tuple[Group, ...]:
+    """The sets of samples that the probes of the catalog are measured on by default, each once."""
+    found: dict[DataOptions, dict[str, tuple[Probe, object]]] = {}
+    for name in catalog.NAMES:
+        probe = catalog.load(name)
+        several = len(probe.DATA.shots) > 1
+        rows = options.episodes if several else options.samples
+        for data in probe.DATA.data:
+            asked = replace(probe.DATA, data=(data,), samples=rows)
+            found.setdefault(asked, {})[name] = (probe, probe.Options())
+    return tuple(
+        Group(name=f"{data.data[0]}-shots" if len(data.shots) > 1 else data.data[0], data=data, probes=probes)
+        for data, probes in found.items()
     )
 
 
-def record_all(options: Options, data: DataSet) -> list[Path]:
-    """The captures of one data set: the checkpoint's, those beside it, the untrained network's."""
+def record_all(options: Options, group: Group, command: str) -> list[Path]:
+    """The captures of one set of samples: the checkpoint's, those beside it, the untrained network's."""
     from cache.record import RecordOptions, record_checkpoint
+    from model.network import LoopedMoE
 
     captures = []
     for ckpt, untrained in [(options.ckpt, False), *((ckpt, False) for ckpt in options.against), (options.ckpt, True)]:
-        out = options.captures / f"{ckpt.resolve().name}{'-untrained' if untrained else ''}-{data.name}.h5"
-        wanted = RecordOptions(ckpt=ckpt, out=out, data=data.data, sites=data.sites, untrained=untrained)
-        record_checkpoint(wanted, " ".join(["python", "-m", "probes", *sys.argv[1:]]))
+        sites = group.sites(LoopedMoE.from_pretrained(ckpt).architecture)
+        out = options.captures / f"{ckpt.resolve().name}{'-untrained' if untrained else ''}-{group.name}.h5"
+        with contextlib.redirect_stdout(sys.stderr):
+            record_checkpoint(
+                RecordOptions(ckpt=ckpt, out=out, data=group.data, sites=sites, untrained=untrained), command
+            )
         captures.append(out)
     return captures
 
 
-def main() -> None:
-    """Record, then run each probe's own command on the captures, and set the paper's figures beside the answers."""
-    options = parse(Options, prog="python -m probes", description=__doc__ or "")
-    from cache.record import DEFAULT_SITES  # after the options are read: torch takes seconds to import
+def measure_group(group: Group, captures: Sequence[Path]) -> tuple[dict[str, Measured], list[str]]:
+    """Each of the group's probes on its captures, kept beside the first; the second part says which cannot be."""
+    source = Source(capture=captures[0], against=tuple(captures[1:]))
+    subjects = open_subjects(source, group.data.seed)
+    refused = {name: refusal(probe.needs(subjects[0].architecture), subjects[0].architecture)
+               for name, (probe, _) in group.probes.items()}  # fmt: skip
+    able = {name: asked for name, asked in group.probes.items() if not refused[name]}
+    (data,) = sample_sets(subjects[0], group.data)
+    measured = measure_set(able, data, subjects)
+    for name, (probe, options) in able.items():
+        words = ["--capture", captures[0], "--against", *captures[1:]]
+        asked = Run(source=source, data=probe.DATA, measure=options, output=Output())
+        line = shlex.join(["python", "-m", f"probes.{name}", *map(str, words)])
+        document = describe(asked, [measured[name]], line)
+        keep_result(captures[0], document, measured[name], report.json_text(document))
+    return measured, [f"{name}: {reason}" for name, reason in refused.items() if reason]
 
-    results: dict[tuple[str, str], command.Measured] = {}
-    for data in data_sets(options, DEFAULT_SITES):
-        first, *others = (str(path) for path in record_all(options, data))
-        for name in data.probes:
-            (results[data.name, name],) = command.run(name, ["--capture", first, "--against", *others])
-    report.print_tables([reproduction.table(results, options.ckpt.resolve().name)], reproduction.REMARKS)
+
+# One screen
+
+
+def overview(measured: Mapping[tuple[str, str], Measured], title: str) -> Table:
+    """A row for each headline that stands for a probe, with a column a network for each set of samples."""
+    columns: list[str] = []
+    body: dict[str, dict[str, Cell]] = {}
+    for (group, _), each in measured.items():
+        subjects = report.short_names(each.subjects[0].name, [subject.name for subject in each.subjects[1:]])
+        of_set = group.removesuffix("-shots")
+        named = {
+            "value": _first_name(each.subjects),
+            **{OTHER_PREFIX + name: short for name, short in subjects.items()},
+        }
+        headers = {cell: f"{of_set}: {name}" for cell, name in named.items()}
+        columns += [header for header in (*headers.values(), f"{of_set}: null") if header not in columns]
+        for row in _standing_for(each):
+            line = body.setdefault(_about(row), {})
+            line.update({header: row.get(cell) for cell, header in headers.items()})
+            line[f"{of_set}: null"] = next(
+                (row[name] for name in row if name.startswith(NULL_PREFIX) and row[name] is not None), None
+            )
+    rows = [[about, *(report.cell_text(line.get(column)) for column in columns)] for about, line in body.items()]
+    return Table(title, ["", *columns], rows)
+
+
+def _first_name(subjects: Sequence[Subject]) -> str:
+    """The name of the measured network without the word that all captures of a set end with."""
+    return subjects[0].name.rpartition("-")[0] if len(subjects) > 1 else subjects[0].name
+
+
+def _standing_for(measured: Measured) -> list[Record]:
+    return [
+        row
+        for where in measured.probe.OVERVIEW
+        for row in measured.joined()[0]
+        if row["level"] == "headline" and row["value"] is not None and where.items() <= row.items()
+        and " - " not in str(row.get("visit"))
+    ]  # fmt: skip
+
+
+def _about(row: Record) -> str:
+    words = [f"{name} {row[name]}" for name in ("visit", "shots") if row.get(name) is not None]
+    return ", ".join([str(row["quantity"]), *words])
+
+
+def main() -> None:
+    """Record, measure, keep, and show one screen."""
+    options = parse(Options, prog="python -m probes", description=__doc__ or "")
+    command = shlex.join(["python", "-m", "probes", *sys.argv[1:]])
+    found: dict[tuple[str, str], Measured] = {}
+    refused: dict[str, None] = {}
+    captures: dict[str, list[Path]] = {}
+    for group in groups(options):
+        captures[group.name] = record_all(options, group, command)
+        measured, reasons = measure_group(group, captures[group.name])
+        found |= {(group.name, name): each for name, each in measured.items()}
+        refused |= dict.fromkeys(reasons)
+    card = reproduction.rows(found)
+    if options.json:
+        results = [{"group": group, "probe": name, **as_json(each)} for (group, name), each in found.items()]
+        document = {"schema": SCHEMA, "command": command, "results": results, "paper": card, "refused": list(refused)}
+        sys.stdout.write(report.json_text(document))
+        return
+    name = options.ckpt.resolve().name
+    print_table(overview(found, f"{name}: what stands for each probe, mean over the looped layers"))
+    print()
+    print_table(reproduction.table(card, name))
+    for line in (*refused, f"{COUNTING}; {INTERVAL}"):
+        print(line)
+    first, *others = map(str, next(iter(captures.values())))
+    print(f"all rows of a probe: python -m probes.NAME --capture {first} --against {' '.join(others)} --level head")
+    print(f"NAME: {', '.join(catalog.NAMES)}; everything as JSON: {command} --json")
 
 
 if __name__ == "__main__":

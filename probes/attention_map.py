@@ -40,16 +40,18 @@ def role_name(role: Role) -> str:
     return role.name.lower().replace("_", " ")
 
 
-def visible(pattern_TS: NDArray[np.generic], segment_start_T: NDArray[np.integer]) -> NDArray[np.float32]:
-    """The pattern of the first T tokens, NaN for keys that a query cannot see: later ones, other segments."""
+def visible(
+    pattern_TS: NDArray[np.generic], segment_start_T: NDArray[np.integer], *, causal: bool = True
+) -> NDArray[np.float32]:
+    """The pattern of the first T tokens, NaN for keys that a query cannot see: other segments, later ones if causal."""
     key_S = np.arange(pattern_TS.shape[1])
-    query_T1 = np.arange(pattern_TS.shape[0])[:, None]
-    seen_TS = (key_S <= query_T1) & (key_S >= segment_start_T[:, None])
+    same_TS = segment_start_T[:, None] == segment_start_T
+    seen_TS = same_TS & (key_S <= key_S[:, None]) if causal else same_TS
     return np.where(seen_TS, pattern_TS, np.nan).astype(np.float32)
 
 
 class Drawable(NamedTuple):
-    """What attention a capture holds; all numbers count from 1."""
+    """What attention a capture holds; all numbers count from 0."""
 
     visits: Mapping[int, tuple[int, ...]]
     """Each recorded layer with its recorded visits."""
@@ -69,9 +71,9 @@ def drawable(capture: Capture) -> Drawable:
         )
     kept = capture.kept[PATTERN]
     visits: dict[int, tuple[int, ...]] = {}
-    for step in sorted(capture.plan[index] for index in kept.steps):
-        visits[step.layer + 1] = (*visits.get(step.layer + 1, ()), step.visit + 1)
-    return Drawable(visits, tuple(head + 1 for head in kept.heads))
+    for layer, visit in sorted(capture.architecture.steps[index] for index in kept.steps):
+        visits[layer] = (*visits.get(layer, ()), visit)
+    return Drawable(visits, kept.heads)
 
 
 def read_patterns(
@@ -79,45 +81,43 @@ def read_patterns(
 ) -> dict[int, NDArray[np.generic]]:
     """The (T, S) matrix of one head on one sample for each of the visits; nothing else is read.
 
-    All numbers count from 1. Raises UserError for a sample, layer, head or visit that was not recorded.
+    All numbers count from 0. Raises UserError for a sample, layer, head or visit that was not recorded.
     """
     recorded = drawable(capture)
     for what, number, known in (
-        ("sample", sample, range(1, len(capture.samples) + 1)),
+        ("sample", sample, range(len(capture.samples))),
         ("layer", layer, tuple(recorded.visits)),
         ("head", head, recorded.heads),
         *(("visit", visit, recorded.visits.get(layer, ())) for visit in visits),
     ):
         if number not in known:
-            raise UserError(f"{what} must be a recorded one, {min(known)} to {max(known)}; got {number}")
-    row = slice(sample - 1, sample)
-    steps = {visit: capture.plan.index(Step(layer - 1, visit - 1)) for visit in visits}
-    return {visit: capture.read(PATTERN, step, row, head - 1)[0] for visit, step in steps.items()}
+            raise UserError(f"{what} must be a recorded one, {min(known)} to {max(known)} from 0; got {number}")
+    steps = {visit: capture.architecture.steps.index(Step(layer, visit)) for visit in visits}
+    row = slice(sample, sample + 1)
+    return {visit: capture.read(PATTERN, step, row, head)[0] for visit, step in steps.items()}
 
 
-def sample_text(capture: Capture, sample: int) -> str:
-    """The text of the sample of that number, counted from 1."""
-    return capture.text(sample - 1)
-
-
-def attention_figure(patterns: Mapping[int, NDArray[np.generic]], samples: Samples, sample: int) -> "Figure":
+def attention_figure(
+    patterns: Mapping[int, NDArray[np.generic]], samples: Samples, sample: int, *, causal: bool = True
+) -> "Figure":
     """One map a visit, side by side; with two visits a third one, the later minus the earlier.
 
-    patterns: one or two visits, counted from 1, each with the (T, S) matrix of one head on the sample of that number,
-    counted from 1. Axes are the sample's tokens without padding, coloured by role; zooming into one map zooms into all.
+    patterns: one or two visits, each with the (T, S) matrix of one head on the sample of that number; both count from
+    0. Axes are the sample's tokens without padding, coloured by role; zooming into one map zooms into all.
     """
     if not 1 <= len(patterns) <= 2:
         raise UserError(f"visits to draw must be one or two; got {len(patterns)}")
-    row = samples.rows(slice(sample - 1, sample))
+    row = samples.rows(slice(sample, sample + 1))
     length = int(row.length_N[0])
     visits = sorted(patterns)
-    maps = [visible(patterns[visit][:length, :length], row.segment_start_NT[0, :length]) for visit in visits]
-    titles = [f"visit {visit}" for visit in visits]
+    start_T = row.segment_start_NT[0, :length]
+    maps = [visible(patterns[visit][:length, :length], start_T, causal=causal) for visit in visits]
+    titles = [f"visit {visit + 1}" for visit in visits]
     hues: list[Scale] = [[[at, _mixed(VISIT_COLOURS[i], depth)] for at, depth in _DEPTHS] for i in range(len(visits))]
     lowest = [0.0] * len(visits)
     if len(visits) == 2:
         maps.append(maps[1] - maps[0])
-        titles.append(f"visit {visits[1]} − visit {visits[0]}")
+        titles.append(f"visit {visits[1] + 1} − visit {visits[0] + 1}")
         hues.append(_diverging(*VISIT_COLOURS))
         lowest.append(-1.0)
     return _drawn(maps, titles, hues, lowest, axis_names(row), row.role_NT[0, :length])

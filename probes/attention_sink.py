@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 TITLE = "Attention sink"
 DATA = DataOptions(data=("dyck", "code"))
-OVERVIEW = ("start mass", "content mass")
+OVERVIEW = ({"quantity": "start mass", "head": "mean"}, {"quantity": "content mass"})
 
 PATTERN, VALUE = "attn.hook_pattern", "attn.hook_v"
 PARTS = ("start", "self", "content", "other")

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 TITLE = "Massive activations"
 DATA = DataOptions(data=("dyck", "code"))
-OVERVIEW = ("residual norm, start/other",)
+OVERVIEW = ({"quantity": "residual norm, start/other"},)
 
 SITES = {"residual": "hook_resid_pre", "key": "attn.hook_k", "value": "attn.hook_v"}
 COUNTED = ("massive channels", "largest channel/median")

@@ -1,33 +1,33 @@
 """Does what the paper reports of its mechanism show here? Each printed figure beside ours, with a verdict.
 
-A printed figure, or the ends of a printed range, are known to half of their last digit. Verdicts come from the numbers:
+A printed figure is known to half of its last digit. A printed mean is held against our mean over the looped layers, a
+printed range against the range of our looped layers. Verdicts come from the numbers:
 
-    matches         the 95% interval of ours meets the printed range
-    differs         it does not; the note says on which side
+    matches         the 95% interval of our mean meets the printed mean; of a range, that of every layer
+    differs         it does not; the note says on which side, and how many layers are inside
     not testable    not at this scale: so many demonstrations do not fit the context, or there is no second visit
 
 `chance` is the null of the measure: uniform attention, shuffled tokens, for experts their popularity. What the
 untrained network does as well is no finding about training: the note says so where it lies, seen from chance, at least
-as far out as the near end of the printed range.
+as far out as the near end of the printed range. The choices that a figure depends on stand in its row.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from probes.running import report
 from probes.running.command import Measured
-from probes.running.contract import NULL_PREFIX, Cell, Estimate, Result, Row, row
-from probes.running.report import OTHER_PREFIX
-from probes.running.source import UNTRAINED
+from probes.running.probe import Result
+from probes.running.source import Subject
+from probes.statistics.grid import Cell
+from probes.statistics.quantities import NULL_PREFIX, Record
 from smelt_interp.data.dyck import DyckOptions, most_shots
 from smelt_interp.paper import printed
-from smelt_interp.paper.table import last_place
+from smelt_interp.paper.printed import Figure
+from smelt_interp.terminal.tables import Table
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-Verdict = Literal["matches", "differs", "not testable"]
+Answer = Literal["matches", "differs", "not testable"]
 Results = Mapping[tuple[str, str], Measured]
 """What was measured, by the name of the samples and of the probe."""
 SINK, SIMILARITY, OVERLAP, UPDATES, DYCK = (
@@ -35,39 +35,44 @@ SINK, SIMILARITY, OVERLAP, UPDATES, DYCK = (
 )  # fmt: skip
 AT_SHOTS = "dyck_exact_match_k32"
 AS_FAR = "the untrained network goes as far"
-REMARKS = (
-    "matches: our 95% interval meets the printed figure, which is known to half of its last digit",
+NOTES = (
+    "matches: our 95% interval meets the printed figure, which is known to half of its last digit; of a range, every "
+    "looped layer's",
     "chance: uniform attention for masses, shuffled tokens for cosines and ratios, popularity for experts",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A printed figure of the mechanism, and the headline row that measures it."""
+    """A printed figure of the mechanism, and the rows that measure it."""
 
     what: str
     figure: str
-    """Its name under `mechanism` in the file of printed figures, with `visit_1` or `visit_2` after a dot."""
+    """Its name under `mechanism` in the file of printed figures, with `visit_1` or `visit_2` after a dot. One figure is
+    a mean, two are a range."""
     probe: str
     quantity: str
     where: Mapping[str, Cell]
     null: str
-    samples: Sequence[str] = ("dyck", "code")
-    """The paper takes its sink from Dyck prompts, the rest from validation tokens: the nearest here is code."""
+    samples: Sequence[str] = ("code", "dyck")
+    """The paper takes its sink from Dyck prompts, the rest from validation tokens: the nearest here is code. The
+    nearest comes first."""
+    choices: Sequence[str] = ()
+    """Options of the probe that the figure depends on."""
     of_top_k: bool = False
     """Both are numbers of experts, compared as shares of all that a token chooses."""
 
 
-def _sink(part: str, figure: str, visit: int) -> Claim:
+def _sink(part: str, figure: str, visit: int, *choices: str) -> Claim:
     return Claim(
         what=f"{part} mass, visit {visit}", figure=f"{figure}.visit_{visit}", probe=SINK, quantity=f"{part} mass",
-        where={"visit": visit, "head": "mean"}, null="uniform", samples=("dyck",),
+        where={"visit": visit, "head": "mean"}, null="uniform", samples=("dyck",), choices=choices,
     )  # fmt: skip
 
 
 def _projection(name: str, figure: str) -> Claim:
     return Claim(what=f"{name} cosine", figure=figure, probe=SIMILARITY, quantity=f"{name} cosine, raw",
-                 where={"visit": "1 vs 2"}, null="shuffled")  # fmt: skip
+                 where={"visit": "1 vs 2"}, null="shuffled", choices=("heads",))  # fmt: skip
 
 
 def _update(what: str, figure: str, quantity: str) -> Claim:
@@ -76,29 +81,58 @@ def _update(what: str, figure: str, quantity: str) -> Claim:
 
 
 CLAIMS = (
-    *(_sink(part, figure, visit) for part, figure in (("start", "bos_mass"), ("content", "content_mass"))
-      for visit in (1, 2)),
+    *(_sink("start", "bos_mass", visit, "queries") for visit in (1, 2)),
+    *(_sink("content", "content_mass", visit, "queries", "content") for visit in (1, 2)),
     *(_projection(name, "q_k_cosine_across_visits") for name in "QK"),
     _projection("V", "v_cosine_across_visits"),
     Claim(what="share of experts kept", figure="experts_kept_of_8", probe=OVERLAP, quantity="experts shared",
           where={"visit": "1 vs 2"}, null="popularity", of_top_k=True),
     _update("update norm ratio", "residual_write_norm_ratio", "norm ratio, median"),
     _update("update cosine", "residual_write_cosine", "cosine"),
+    _update("update cosine, mean", "residual_write_cosine_mean", "cosine"),
 )  # fmt: skip
 
 
-def known_to(ends: tuple[float, float]) -> tuple[float, float]:
-    """The range that the printed ends allow: half of the last digit more on either side."""
-    return ends[0] - last_place(ends[0]) / 2, ends[1] + last_place(ends[1]) / 2
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Printed:
+    """A printed figure or range, times a scale."""
+
+    figures: tuple[Figure, ...]
+    scale: float = 1.0
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The figure twice, or both ends."""
+        return self.figures[0].value * self.scale, self.figures[-1].value * self.scale
+
+    @property
+    def allowed(self) -> tuple[float, float]:
+        """The range that rounding allows: half of the last digit more on either side."""
+        return self.figures[0].bounds[0] * self.scale, self.figures[-1].bounds[1] * self.scale
+
+    def text(self) -> str:
+        """As it is printed, or scaled."""
+        texts = [figure.text if self.scale == 1 else f"{figure.value * self.scale:.3g}" for figure in self.figures]
+        return " to ".join(texts)
 
 
-def verdict(interval: tuple[float, float], allowed: tuple[float, float]) -> tuple[Verdict, str]:
-    """Whether two ranges meet, and the side on which the first lies when they do not."""
-    if interval[1] < allowed[0]:
-        return "differs", "lower"
-    if interval[0] > allowed[1]:
-        return "differs", "higher"
-    return "matches", ""
+class Ours(dict[str, float]):
+    """`value`, `low` and `high` of one row, scaled."""
+
+
+def side(ours: Ours, allowed: tuple[float, float]) -> str:
+    """Whether an interval lies `lower` or `higher` than a range; empty where they meet."""
+    return "lower" if ours["high"] < allowed[0] else "higher" if ours["low"] > allowed[1] else ""
+
+
+def verdict(ours: Sequence[Ours], allowed: tuple[float, float]) -> tuple[Answer, str]:
+    """Whether a mean, or every layer, meets the printed range, and on which side those lie that do not."""
+    sides = [side(each, allowed) for each in ours]
+    outside = " and ".join(dict.fromkeys(word for word in sides if word))
+    if not outside:
+        return "matches", ""
+    inside = f"; {sides.count('')} of {len(ours)} layers inside" if len(ours) > 1 else ""
+    return "differs", outside + inside
 
 
 def reaches(value: float, ends: tuple[float, float], null: float) -> bool:
@@ -106,7 +140,7 @@ def reaches(value: float, ends: tuple[float, float], null: float) -> bool:
     return value >= ends[0] > null or value <= ends[1] < null
 
 
-def rows(results: Results) -> list[Row]:
+def rows(results: Results) -> list[Record]:
     """A row for each claim and each kind of samples that was measured, in the paper's order."""
     found = [
         _compared(claim, samples, results[samples, claim.probe])
@@ -114,95 +148,129 @@ def rows(results: Results) -> list[Row]:
         for samples in claim.samples
         if (samples, claim.probe) in results
     ]
-    return found + (_at_shots(results["shots", DYCK]) if ("shots", DYCK) in results else [])
+    shots = [measured for (_, probe), measured in results.items() if probe == DYCK]
+    return found + [row for measured in shots for row in _at_shots(measured)]
 
 
-def _compared(claim: Claim, samples: str, measured: Measured) -> Row:
-    ends = _ends("mechanism", *claim.figure.split("."))
+def _compared(claim: Claim, samples: str, measured: Measured) -> Record:
     paper_scale = scale = 1.0
     if claim.of_top_k:
         paper_scale = 1 / printed.integer("architecture", "top_k")
-        scale = 1 / measured.networks[0].config.top_k
+        scale = 1 / measured.subjects[0].architecture.top_k
+    paper = Printed(figures=printed.figures("mechanism", *claim.figure.split(".")), scale=paper_scale)
     where = {"quantity": claim.quantity, **claim.where}
-    found = _headline(measured.results[0], where)
-    null = _scaled(found, NULL_PREFIX + claim.null, scale)
-    beside = [result for network, result in zip(measured.networks, measured.results, strict=True) if network.untrained]
-    untrained = _scaled(_headline(beside[0], where), "value", scale) if beside else None
-    low, high = (end * paper_scale for end in known_to(ends))
-    return _row(claim.what, samples, (ends[0] * paper_scale, ends[1] * paper_scale), (low, high),
-                _estimate(found, scale), null, untrained, str(found.get("note", "")))  # fmt: skip
+    (mean, *_), layers = (_rows(measured.results[0].rows(), where, level) or [{}] for level in ("headline", "layer"))
+    ours = [_ours(row, scale) for row in (layers if len(paper.figures) > 1 else [mean])]
+    of_untrained = [result for subject, result in _pairs(measured) if subject.untrained]
+    untrained = (
+        _scaled(next(iter(_rows(of_untrained[0].rows(), where, "headline")), {}), scale) if of_untrained else None
+    )
+    null = _scaled({"value": mean.get(NULL_PREFIX + claim.null)}, scale)
+    choices = [f"{name} {str(getattr(measured.options, name)).replace('_', ' ')}" for name in claim.choices]
+    return _row(claim.what, samples, paper, [each for each in ours if each], null, untrained,
+                reason=str(mean.get("note", "")), choices=", ".join(choices),
+                nearest=samples == claim.samples[0])  # fmt: skip
+
+
+def _pairs(measured: Measured) -> list[tuple[Subject, Result]]:
+    return list(zip(measured.subjects, measured.results, strict=True))
 
 
 def _row(
     what: str,
     samples: str,
-    ends: tuple[float, float],
-    allowed: tuple[float, float],
-    ours: Estimate | None,
+    paper: Printed,
+    ours: Sequence[Ours],
     null: float | None,
     untrained: float | None,
+    *,
     reason: str,
-) -> Row:
-    answer, note = ("not testable", reason) if ours is None else verdict((ours.low, ours.high), allowed)
-    if untrained is not None and null is not None and reaches(untrained, ends, null):
+    choices: str = "",
+    nearest: bool = True,
+) -> Record:
+    answer, note = verdict(ours, paper.allowed) if ours else ("not testable", reason)
+    if untrained is not None and null is not None and reaches(untrained, paper.ends, null):
         note = "; ".join([*([note] if note else []), AS_FAR])
-    paper = " to ".join(f"{end:.3g}" for end in dict.fromkeys(ends))
-    place: Row = {"on": samples, "paper": paper, "verdict": answer}
+    values = [each["value"] for each in ours]
     return {
-        **row("headline", what, ours, where=place, nulls={"chance": null}, note=note),
-        f"{OTHER_PREFIX}{UNTRAINED}": untrained,
-    }
+        "figure": what, "on": samples, "nearest": nearest, "paper": paper.text(), "least": min(values, default=None),
+        "most": max(values, default=None), "low": ours[0]["low"] if len(ours) == 1 else None,
+        "high": ours[0]["high"] if len(ours) == 1 else None, "layers": len(ours) if len(paper.figures) > 1 else None,
+        "chance": null, "untrained": untrained, "verdict": answer, "choices": choices, "note": note,
+    }  # fmt: skip
 
 
-def _at_shots(measured: Measured) -> list[Row]:
+def _at_shots(measured: Measured) -> list[Record]:
     """Exact match at the paper's number of demonstrations, by the looped network and by its Baseline."""
     wanted = int(AT_SHOTS.rpartition("k")[2])
-    context = measured.networks[0].config.context
+    context = measured.subjects[0].architecture.context
     reason = f"{most_shots(DyckOptions(), context)} shots fit the context of {context} tokens"
     where: dict[str, Cell] = {"quantity": "exact match", "queries": "all", "shots": wanted}
     found = []
     for architecture in printed.names("downstream", AT_SHOTS):
-        pairs = zip(measured.networks, measured.results, strict=True)
         once = architecture == "baseline"
-        scored = [
-            result for network, result in pairs if not network.untrained and (network.config.num_visits == 1) == once
-        ]
+        scored = [result for subject, result in _pairs(measured)
+                  if not subject.untrained and bool(subject.architecture.loops) != once]  # fmt: skip
         if scored:
-            ends = _ends("downstream", AT_SHOTS, architecture)
-            ours = _estimate(_headline(scored[0], where), 1.0)
+            paper = Printed(figures=printed.figures("downstream", AT_SHOTS, architecture))
+            ours = [_ours(row, 1.0) for row in _rows(scored[0].rows(), where, "headline")]
             what = f"Dyck at {wanted} shots, {architecture}"
-            found.append(_row(what, "dyck", ends, known_to(ends), ours, None, None, reason))
+            found.append(_row(what, "dyck", paper, ours, None, None, reason=reason))
     return found
 
 
-def _headline(result: Result, where: Mapping[str, Cell]) -> Row:
-    """The headline row with these columns; empty when there is none."""
-    matching = (row for row in result.rows() if row["level"] == "headline" and where.items() <= row.items())
-    return next(matching, {})
+def _rows(rows: Sequence[Record], where: Mapping[str, Cell], level: str) -> list[Record]:
+    """The rows of a level with these columns, at the looped layers alone."""
+    headline = [row for row in rows if row["level"] == "headline" and where.items() <= row.items()]
+    if level == "headline":
+        return headline
+    looped = _numbers(str(headline[0].get("layers"))) if headline else set()
+    return [row for row in rows if row["level"] == level and where.items() <= row.items()
+            and _numbers(str(row.get("layers"))) <= looped]  # fmt: skip
 
 
-def _ends(*path: printed.Key) -> tuple[float, float]:
-    if isinstance(printed.entry(*path), list):
-        low, high = printed.numbers(*path)
-        return low, high
-    return printed.number(*path), printed.number(*path)
+def _numbers(layers: str) -> set[int]:
+    """The layers that a row names: `looped 3-5, 8` -> 3 4 5 8."""
+    found: set[int] = set()
+    for part in layers.replace(",", " ").split():
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
 
 
-def _scaled(entry: Row, column: str, scale: float) -> float | None:
-    cell = entry.get(column)
-    return cell * scale if isinstance(cell, float) else None
+def _scaled(row: Record, scale: float) -> float | None:
+    value = row.get("value")
+    return value * scale if isinstance(value, float) else None
 
 
-def _estimate(entry: Row, scale: float) -> Estimate | None:
-    value, low, high = (_scaled(entry, column, scale) for column in ("value", "low", "high"))
-    n = entry.get("n")
-    return (
-        Estimate(value, low, high, n)
-        if value is not None and low is not None and high is not None and isinstance(n, int)
-        else None
-    )
+def _ours(row: Record, scale: float) -> Ours:
+    """Empty where the row has no number; an interval that is not known is the value."""
+    numbers = {name: row.get(name) for name in ("value", "low", "high")}
+    value = numbers["value"]
+    if not isinstance(value, float):
+        return Ours()
+    return Ours({name: (cell if isinstance(cell, float) else value) * scale for name, cell in numbers.items()})
 
 
-def table(results: Results, name: str) -> "Table":
-    """The comparison as a terminal table; `name` is the network's."""
-    return report.table(rows(results), f"The paper's figures against {name}", {UNTRAINED: UNTRAINED}, "headline")
+def table(card: Sequence[Record], name: str) -> Table:
+    """The comparison on the samples nearest to the paper's, as a person reads it; `name` is the network's."""
+    body = []
+    for row in card:
+        if not row["nearest"]:
+            continue
+        least, most, low, high = (report.cell_text(row[cell]) for cell in ("least", "most", "low", "high"))
+        ours = (
+            f"{least} to {most}" if row["layers"] else f"{least} [{low}, {high}]" if row["low"] is not None else least
+        )
+        remarks = "; ".join(str(row[cell]) for cell in ("choices", "note") if row[cell])
+        cells = [
+            row["figure"],
+            row["on"],
+            row["paper"],
+            ours,
+            *(report.cell_text(row[cell]) for cell in ("chance", "untrained")),
+        ]
+        body.append([*map(str, cells), str(row["verdict"]), remarks])
+    columns = ["", "on", "paper", "ours", "chance", "untrained", "verdict", "choices and notes"]
+    return Table(f"The paper's figures against {name}", columns, body, NOTES)

@@ -1,12 +1,13 @@
 """Attention of one head on one sample: visit 1, visit 2 and their difference side by side."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import streamlit as st
 
 from app.widgets.capture_folder import chosen_capture
 from cache.store import Capture
-from probes.attention_map import attention_figure, drawable, read_patterns, sample_text
+from probes.attention_map import attention_figure, drawable, read_patterns
 from smelt_interp.errors import UserError
 
 SNIPPET = """\
@@ -33,15 +34,14 @@ def attention_page(folder: Path) -> None:
     layers, several = list(recorded.visits), recorded.revisited()
     with st.sidebar:
         num_samples = len(capture.samples)
-        sample = st.number_input(f"Sample, 1 to {num_samples}", 1, num_samples, key="sample", bind="query-params")
+        sample = st.number_input(f"Sample, 1 to {num_samples}", 1, num_samples, key="sample", bind="query-params") - 1
         start = layers.index(several[0]) if several else 0
-        layer = st.selectbox("Layer", layers, start, key="layer", bind="query-params")
-        head = st.selectbox("Head", recorded.heads, key="head", bind="query-params")
+        layer = _numbered("Layer", layers, start)
+        head = _numbered("Head", recorded.heads)
         visits = recorded.visits[layer]
         if len(visits) > 2:
-            earlier = st.selectbox("Earlier visit", visits[:-1], key="earlier", bind="query-params")
-            later_ones = [visit for visit in visits if visit > earlier]
-            visits = (earlier, st.selectbox("Later visit", later_ones, key="later", bind="query-params"))
+            earlier = _numbered("Earlier visit", visits[:-1])
+            visits = (earlier, _numbered("Later visit", [visit for visit in visits if visit > earlier]))
     if len(visits) == 1:
         st.info(_why_one_map(capture, layer, several))
     try:
@@ -49,22 +49,28 @@ def attention_page(folder: Path) -> None:
     except UserError as error:
         st.error(str(error))
         return
-    st.plotly_chart(attention_figure(patterns, capture.samples, sample), key="maps")
+    st.plotly_chart(attention_figure(patterns, capture.samples, sample, causal=capture.architecture.causal), key="maps")
     st.caption(
         "A row is a query, a column a key; a key that a query cannot see is left white. "
         "Drag to zoom into all maps at once, double-click to come back."
     )
     with st.expander("The sample as text"):
-        st.code(sample_text(capture, sample), language=None, wrap_lines=True)
+        st.code(capture.text(sample), language=None, wrap_lines=True)
     with st.expander("The same in Python"):
         st.code(SNIPPET.format(path=str(capture.path), sample=sample, layer=layer, head=head, visits=visits))
 
 
+def _numbered(label: str, numbers: Sequence[int], start: int = 0) -> int:
+    """A choice among numbers from 0, which the page and its address count from 1."""
+    shown = [number + 1 for number in numbers]
+    return st.selectbox(label, shown, start, key=label.split()[0].lower(), bind="query-params") - 1
+
+
 def _why_one_map(capture: Capture, layer: int, several: list[int]) -> str:
-    config = capture.config
-    if config.num_visits == 1:
+    loops = capture.architecture.loops
+    if not loops:
         return "This network visits each layer once (a Baseline), so there is one map and no difference."
-    inside = config.loop_start < layer <= config.loop_stop
+    inside = any(layer in loop.layers for loop in loops)
     reason = "was recorded on one visit only" if inside else "lies outside the loop and is visited once"
-    both = ", ".join(map(str, several)) or "none"
-    return f"Layer {layer} {reason}, so there is one map and no difference. Layers with two visits: {both}."
+    both = ", ".join(str(number + 1) for number in several) or "none"
+    return f"Layer {layer + 1} {reason}, so there is one map and no difference. Layers with two visits: {both}."

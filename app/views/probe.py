@@ -2,21 +2,20 @@
 
 import inspect
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import streamlit as st
-from rich.text import Text
+from pandas import DataFrame, Series
 
 from app.widgets.capture_folder import chosen_capture, other_capture_names
 from app.widgets.options import choose_options, option_words
 from cache.store import Capture
 from probes.running import catalog, command, report
-from probes.running.contract import Cell, Row
-from probes.running.source import Data, Source
+from probes.running.source import Source
 from smelt_interp.errors import UserError
+from smelt_interp.terminal.tables import Table
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -28,29 +27,16 @@ WIDTHS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What the page asks of a probe: the same record that its command reads."""
-
-    source: Source
-    measure: object
-    data: Data = field(default_factory=Data)
-    output: command.Output = field(default_factory=command.Output)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One data set of a capture, measured: what is shown of it."""
+    """One set of samples of a capture, measured: what is shown of it."""
 
     data: str
-    title: str
-    facts: str
-    """What is the same in every row of the headline."""
-    table: dict[str, list[str]]
-    """The columns of the headline table, as the terminal shows them."""
-    footnotes: str
-    rows: list[Row]
-    figures: "dict[str, Figure]"
-    """For each network its figure, the capture's own first."""
+    table: Table
+    """The headline, as the terminal shows it."""
+    frame: DataFrame
+    """Every row."""
+    figures: "dict[str, dict[str, Figure]]"
+    """For each network its figures by name, the capture's own first."""
 
 
 def probe_page(name: str, folder: Path) -> None:
@@ -82,7 +68,7 @@ def probe_page(name: str, folder: Path) -> None:
     words = ["--capture", str(capture.path), *(["--against", *map(str, against)] if against else [])]
     line = shlex.join(["python", "-m", f"probes.{name}", *words, *option_words(options)])
     source = Source(capture=capture.path, against=tuple(against))
-    asked = cast(command.Arguments, Asked(source=source, measure=options))  # frozen, and never set there
+    asked = command.Run(source=source, data=probe.DATA, measure=options, output=command.Output())
     try:
         digests = (capture.digest, *(Capture(path).digest for path in against))
         document, answers, remarks = _measured(name, line, digests, asked)
@@ -99,69 +85,48 @@ def probe_page(name: str, folder: Path) -> None:
 
 @st.cache_data(max_entries=64, show_spinner="Measuring …", show_time=True)
 def _measured(
-    name: str, line: str, digests: tuple[str, ...], _asked: command.Arguments
+    name: str, line: str, digests: tuple[str, ...], _asked: command.Run[object]
 ) -> tuple[str, list[Answer], list[str]]:
     """The result as JSON text, what is shown of it, and remarks. `line` and `digests` say all that it depends on."""
     probe = catalog.load(name)
-    measured = command.measure_all(probe, _asked)
+    measured = command.measure_all(name, probe, _asked)
     answers = []
-    for each, table in zip(measured, command.tables(probe, measured, "headline"), strict=True):
-        title, _, facts = Text.from_markup(str(table.title)).plain.removeprefix(f"{probe.TITLE}: ").partition("; ")
-        figures = {
-            network.name: probe.figure(result) for network, result in zip(each.networks, each.results, strict=True)
-        }
-        for figure in figures.values():
-            figure.update_layout(title_text="", margin_t=50)  # the page has a title
-        answers.append(
-            Answer(
-                data=each.data.name,
-                title=title,
-                facts=facts,
-                table={
-                    str(column.header).replace("\n", "") or "note": [str(cell) for cell in column.cells]
-                    for column in table.columns
-                    if any(column.cells)
-                },
-                footnotes=Text.from_markup(str(table.caption)).plain,
-                rows=each.rows(),
-                figures=figures,
-            )
-        )
-    document = report.json_text(command.describe(name, probe, _asked, measured, line))
+    for each in measured:
+        results = zip(each.subjects, each.results, strict=True)
+        figures = {subject.name: result.figures for subject, result in results}
+        for drawn in (figure for of_network in figures.values() for figure in of_network.values()):
+            drawn.update_layout(title_text="", margin_t=50)  # the page has a title
+        answers.append(Answer(data=each.data.name, table=each.readable(), frame=each.table(), figures=figures))
+    document = report.json_text(command.describe(_asked, measured, line))
     return document, answers, command.remarks(_asked, measured)
 
 
 def _show(name: str, answer: Answer) -> None:
-    st.subheader(answer.title)
+    title, _, facts = answer.table.title.partition("; ")
+    st.subheader(title.partition(": ")[2])
     places = [st.container()] if len(answer.figures) == 1 else st.tabs(list(answer.figures))
-    for place, (network, figure) in zip(places, answer.figures.items(), strict=True):
-        if figure.data:  # a comparison of visits draws nothing on a Baseline, as its table says
-            place.plotly_chart(figure, key=f"figure {answer.data} {network}")
-    if answer.facts:
-        st.caption(f"In every row: {answer.facts}")
+    for place, (network, figures) in zip(places, answer.figures.items(), strict=True):
+        for words, figure in figures.items():
+            if figure.data:  # a comparison of visits draws nothing on a Baseline, as its table says
+                place.plotly_chart(figure, key=f"figure {answer.data} {network} {words}")
+    if facts:
+        st.caption(f"In every row: {facts}")
     st.dataframe(
-        answer.table, hide_index=True, height="content", row_height=30, column_config=WIDTHS,
+        DataFrame(answer.table.texts()), hide_index=True, height="content", row_height=30, column_config=WIDTHS,
         key=f"headline {answer.data}",
     )  # fmt: skip
-    if answer.footnotes:
-        st.caption(answer.footnotes.replace("\n", "  \n"))
-    details = [row for row in answer.rows if row["level"] != "headline"]
-    if details:
+    if answer.table.notes:
+        st.caption("  \n".join(answer.table.notes))
+    details = answer.frame[answer.frame["level"] != "headline"].dropna(axis=1, how="all")
+    if len(details):
         with st.expander(f"Every other row: {len(details)}"):
-            st.dataframe(columns_of(details), hide_index=True, height=420, key=f"details {answer.data}")
+            st.dataframe(details.apply(_texts), hide_index=True, height=420, key=f"details {answer.data}")
     st.download_button(
-        "All rows as CSV", report.csv_text(answer.rows), f"{name}-{answer.data}.csv", "text/csv", on_click="ignore",
+        "All rows as CSV", answer.frame.to_csv(index=False), f"{name}-{answer.data}.csv", "text/csv", on_click="ignore",
         key=f"csv {answer.data}",
     )  # fmt: skip
 
 
-def columns_of(rows: Sequence[Row]) -> dict[str, list[Cell]]:
-    """The rows as columns; one that mixes text with numbers becomes text, and one that is empty is left out."""
-    columns: dict[str, list[Cell]] = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        cells = [row.get(name) for row in rows]
-        if any(isinstance(cell, str) for cell in cells):
-            cells = ["" if cell is None else str(cell) for cell in cells]
-        if any(cell not in (None, "") for cell in cells):
-            columns[name] = cells
-    return columns
+def _texts(column: Series) -> Series:
+    """A column of words and numbers as text, which a browser's table needs; one of numbers as it is."""
+    return column.map(lambda cell: "" if cell is None else str(cell)) if column.dtype == object else column

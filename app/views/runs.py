@@ -11,7 +11,7 @@ from app.widgets.capture_folder import capture_names, chosen_capture
 from app.widgets.options import query_of
 from cache.info import site_rows
 from cache.store import Capture
-from probes.running.contract import looped_spans
+from probes.statistics.grid import headline_loops, loop_name
 from smelt_interp.errors import UserError
 from smelt_interp.plan import label
 from smelt_interp.terminal.tables import compact
@@ -50,7 +50,7 @@ def _summary(capture: Capture) -> dict[str, str | int]:
         "network": _network(capture),
         "samples": ", ".join(f"{count} {name}" for name, count in _domains(capture).items()),
         "tokens": num_tokens,
-        "steps": len(capture.plan),
+        "steps": len(capture.architecture.steps),
         "sites": len(capture.sites),
         "size": f"{compact(capture.path.stat().st_size, digits=3)}B",
         "results": len(_result_files(capture)),
@@ -64,11 +64,12 @@ def _checkpoint(capture: Capture) -> str:
 
 
 def _network(capture: Capture) -> str:
-    config = capture.config
-    span = looped_spans(config, capture.plan, range(len(capture.plan)))[0].layers
-    experts = f"{config.top_k} of {config.num_experts} experts"
-    visits = "1 visit" if config.num_visits == 1 else f"{config.num_visits} visits"
-    return f"{config.num_layers} layers, {span}, {visits}; {config.num_heads} heads; {experts}"
+    network = capture.architecture
+    loops = ", ".join(loop_name(loop, network) for loop in headline_loops(network))
+    visits = max(step.visit for step in network.steps) + 1
+    experts = f"{network.top_k} of {network.num_experts} experts" if network.num_experts else "dense"
+    visited = f"{visits} visits" if visits > 1 else "1 visit"
+    return f"{network.num_layers} layers, {loops}, {visited}; {network.num_heads} heads; {experts}"
 
 
 def _domains(capture: Capture) -> dict[str, int]:
@@ -95,10 +96,10 @@ def _details(capture: Capture, probes: Mapping[str, st.Page]) -> None:
         return
     st.dataframe(sites, hide_index=True, height="content", key=f"sites {capture.path}")
     st.markdown("**Plan**")
-    st.markdown(" → ".join(label(step) for step in capture.plan))
+    st.markdown(" → ".join(label(step) for step in capture.architecture.steps))
     st.markdown(f"**Digest** `{capture.digest}`")
-    with st.expander("Config and request"):
-        st.json({"config": capture.config.to_json(), "request": capture.request})
+    with st.expander("Architecture and request"):
+        st.json({"architecture": capture.architecture.to_json(), "request": capture.request})
 
 
 def _result_files(capture: Capture) -> list[Path]:

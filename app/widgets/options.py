@@ -12,6 +12,7 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 import streamlit as st
 
 from smelt_interp.errors import UserError
+from smelt_interp.terminal.from_one import as_typed, from_one, shifted
 
 
 def option_help(options: type) -> dict[str, str]:
@@ -36,13 +37,15 @@ def choose_options(options: type) -> object:
 
 def choose_values(options: type, names: Sequence[str]) -> dict[str, object]:
     """One widget for each of these fields, and the values they stand at. Raises UserError once all are drawn."""
-    kinds, texts = get_type_hints(options), option_help(options)
+    kinds, texts, counted = get_type_hints(options), option_help(options), from_one(options)
     defaults = {field.name: _default(field) for field in fields(options) if field.name in names}
     chosen: dict[str, object] = {}
     problems: list[UserError] = []
     for name in names:
         try:
-            chosen[name] = _widget(name, kinds[name], defaults[name], texts[name])
+            by = 1 if name in counted else 0  # a page counts layers, visits and heads from 1
+            shown = _widget(name, kinds[name], shifted(defaults[name], by), texts[name])
+            chosen[name] = shifted(shown, -by)
         except UserError as problem:
             problems.append(problem)
     if problems:
@@ -65,10 +68,10 @@ def option_words(options: object) -> list[str]:
 
 
 def changed_options(options: object) -> dict[str, object]:
-    """The options that are not at their default."""
-    values = {field.name: getattr(options, field.name) for field in fields(options)}  # type: ignore[arg-type]  # a dataclass
+    """The options that are not at their default, with the values that the command takes."""
+    values = as_typed(options)
     defaults = {field.name: field.default for field in fields(options)}  # type: ignore[arg-type]  # a dataclass
-    return {name: value for name, value in values.items() if value != defaults[name]}
+    return {name: values[name] for name in values if getattr(options, name) != defaults[name]}
 
 
 def query_of(options: Mapping[str, object]) -> dict[str, str]:

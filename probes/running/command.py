@@ -9,7 +9,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +26,7 @@ from probes.statistics.grid import Level, headline_loops
 from probes.statistics.quantities import Record, as_table
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.errors import UserError, run_command
+from smelt_interp.terminal.from_one import as_typed
 from smelt_interp.terminal.output_files import make_folder
 from smelt_interp.terminal.tables import Table, print_table
 from smelt_interp.validation import validated
@@ -68,6 +69,7 @@ class Measured:
 
     name: str
     probe: Probe
+    options: object
     data: SampleSet
     subjects: tuple[Subject, ...]
     results: tuple[Result, ...]
@@ -182,12 +184,13 @@ def measure_set(
         name: Measured(
             name=name,
             probe=probe,
+            options=options,
             data=data,
             subjects=tuple(subject for subject, _ in results[name]),
             results=tuple(result for _, result in results[name]),
             left_out=tuple(left_out[name]),
         )
-        for name, (probe, _) in probes.items()
+        for name, (probe, options) in probes.items()
     }
 
 
@@ -252,7 +255,8 @@ def as_json(measured: Measured) -> dict[str, object]:
 
 
 def _plain(options: object) -> dict[str, object]:
-    values = json.loads(json.dumps(asdict(options), default=str))  # type: ignore[call-overload]  # always a dataclass
+    """Options as the command takes them."""
+    values = json.loads(json.dumps(as_typed(options), default=str))
     return cast("dict[str, object]", values)
 
 

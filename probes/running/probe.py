@@ -6,7 +6,7 @@ A probe is a module `probes/NAME.py` with
     TITLE                    a few words
     Options                  validated dataclass; the docstring under each field is the help text of the command
     DATA                     the samples that its command measures by default
-    OVERVIEW                 the headline quantities that stand for it where all probes are shown at once
+    OVERVIEW                 the headline rows that stand for it where all probes are shown at once, by their columns
     needs(architecture)      the hook suffixes that it reads, e.g. ("attn.hook_pattern",)
     start(architecture, options) -> Sums      `sums.add(batch)`, `sums.merge(other)`
     result(sums) -> Result
@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from cache.batch import Batch
+from probes.statistics.grid import Where
 from probes.statistics.quantities import Record, records, table
 from probes.statistics.sums import Layout, Options, Sums, Totals
 from smelt_interp.architecture import Architecture, Loop
@@ -69,7 +70,7 @@ class Probe(Protocol):
     TITLE: str
     Options: type
     DATA: DataOptions
-    OVERVIEW: tuple[str, ...]
+    OVERVIEW: tuple[Where, ...]
     __doc__: str
     needs: Callable[[Architecture], tuple[str, ...]]
     start: Callable[[Architecture, object], Sums[object, object]]

@@ -85,7 +85,10 @@ def open_subjects(source: Source, seed: int) -> tuple[Subject, ...]:
     if source.capture is not None and source.capture.is_dir() and not is_capture(source.capture):
         raise UserError(f"a capture must hold a manifest; got the folder {source.capture}: --ckpt opens a checkpoint")
     paths = [path for path in (source.ckpt, source.capture, *source.against) if path is not None]
-    openers = [_captured if path == source.capture or is_capture(path) else _checkpoint for path in paths]
+    openers = [
+        _captured if path == source.capture or (path != source.ckpt and is_capture(path)) else _checkpoint
+        for path in paths
+    ]
     subjects = [opened(path, source) for opened, path in zip(openers, paths, strict=True)]
     if source.ckpt is not None and source.untrained:
         subjects.append(_untrained(source.ckpt, seed, source))
@@ -137,7 +140,7 @@ def _running(name: str, network: "LoopedMoE", described: dict[str, Cell], source
 
     return Subject(
         name=name,
-        architecture=network.config.architecture(),
+        architecture=network.architecture,
         described={**described, "weights": weights_digest(network)},
         batches=batches,
         untrained=name == UNTRAINED,

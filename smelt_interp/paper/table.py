@@ -18,6 +18,7 @@ from smelt_interp.costs.budget import Budget, budget, last_digit, mismatch, prin
 from smelt_interp.costs.presets import PAPER_ATTENDED_TOKENS, PAPER_PAIRS, PAPER_ROWS
 from smelt_interp.costs.serving import Load, gpu, serving
 from smelt_interp.costs.sparsity import fully_active_control, sparsity
+from smelt_interp.errors import run_command
 from smelt_interp.paper import printed
 from smelt_interp.plan import plan
 from smelt_interp.scaling.calibration import win_rate
@@ -351,3 +352,7 @@ def main() -> None:
 
 def _text(value: Value) -> str:
     return "" if value is None else value if isinstance(value, str) else compact(value, 7)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,6 +1,7 @@
 """Numbers of layers, visits and heads: from 0 in Python, from 1 on the command line, as a person reads them."""
 
-from typing import Annotated
+from dataclasses import fields
+from typing import Annotated, get_type_hints
 
 from pydantic import Field
 from tyro.constructors import PrimitiveConstructorSpec
@@ -18,3 +19,23 @@ Index = Annotated[
 ]
 """A layer, visit or head."""
 Indices = tuple[Index, ...]
+
+
+def from_one(options: type) -> frozenset[str]:
+    """The fields of an options class that count from 0 in Python and from 1 where a person reads or types them."""
+    kinds = get_type_hints(options, include_extras=True)
+    return frozenset(name for name, kind in kinds.items() if kind in (Index, Indices))
+
+
+def shifted(value: object, by: int) -> object:
+    """A number, or each of several, moved by 1 or -1 from one way of counting to the other."""
+    if isinstance(value, tuple):
+        return tuple(shifted(each, by) for each in value)
+    return value + by if isinstance(value, int) else value
+
+
+def as_typed(options: object) -> dict[str, object]:
+    """The fields of an options dataclass with the values that its command takes."""
+    counted = from_one(type(options))
+    values = {field.name: getattr(options, field.name) for field in fields(options)}  # type: ignore[arg-type]  # a dataclass
+    return {name: shifted(value, 1) if name in counted else value for name, value in values.items()}

@@ -14,7 +14,6 @@ from probes.attention_map import (
     axis_names,
     drawable,
     read_patterns,
-    sample_text,
     visible,
 )
 from smelt_interp.data.samples import Role
@@ -30,16 +29,16 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Capture:
 
 
 def test_layers_come_with_their_visits(capture: Capture) -> None:
-    assert drawable(capture).visits == {1: (1,), 2: (1, 2), 3: (1, 2), 4: (1,)}
-    assert drawable(capture).heads == (1, 2, 3, 4)
-    assert drawable(capture).revisited() == [2, 3]
+    assert drawable(capture).visits == {0: (0,), 1: (0, 1), 2: (0, 1), 3: (0,)}
+    assert drawable(capture).heads == (0, 1, 2, 3)
+    assert drawable(capture).revisited() == [1, 2]
 
 
 def test_each_visit_gives_the_mass_that_was_planted_on_it(capture: Capture) -> None:
-    patterns = read_patterns(capture, sample=2, layer=3, head=4, visits=(1, 2))
-    for visit, mass in zip((1, 2), VISIT_MASS, strict=True):
+    patterns = read_patterns(capture, sample=1, layer=2, head=3, visits=(0, 1))
+    for visit, mass in zip((0, 1), VISIT_MASS, strict=True):
         np.testing.assert_allclose(patterns[visit][1:, 0], mass, atol=1e-6)
-    figure = attention_figure(patterns, capture.samples, sample=2)
+    figure = attention_figure(patterns, capture.samples, sample=1)
     length = int(capture.samples.length_N[1])
     difference_TS = figure.data[2].z
     assert difference_TS.shape == (length, length)
@@ -50,17 +49,17 @@ def test_each_visit_gives_the_mass_that_was_planted_on_it(capture: Capture) -> N
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"sample": 4}, "sample must be a recorded one, 1 to 3; got 4"),
-        ({"layer": 5}, "layer must be a recorded one, 1 to 4; got 5"),
-        ({"head": 0}, "head must be a recorded one, 1 to 4; got 0"),
-        ({"visits": (1, 3)}, "visit must be a recorded one, 1 to 2; got 3"),
+        ({"sample": 3}, "sample must be a recorded one, 0 to 2 from 0; got 3"),
+        ({"layer": 4}, "layer must be a recorded one, 0 to 3 from 0; got 4"),
+        ({"head": -1}, "head must be a recorded one, 0 to 3 from 0; got -1"),
+        ({"visits": (0, 2)}, "visit must be a recorded one, 0 to 1 from 0; got 2"),
     ],
 )
 def test_what_was_not_recorded_is_refused(
     capture: Capture, asked: dict[str, int | tuple[int, ...]], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        read_patterns(capture, **{"sample": 1, "layer": 2, "head": 1, "visits": (1,), **asked})
+        read_patterns(capture, **{"sample": 0, "layer": 1, "head": 0, "visits": (0,), **asked})
 
 
 def test_keys_out_of_sight_are_not_numbers() -> None:
@@ -68,6 +67,8 @@ def test_keys_out_of_sight_are_not_numbers() -> None:
     seen_TS = ~np.isnan(visible(np.ones((5, 5)), np.array([0, 0, 0, 3, 3])))
     expected = ["#....", "##...", "###..", "...#.", "...##"]
     assert ["".join("#" if seen else "." for seen in row) for row in seen_TS] == expected
+    both_ways_TS = ~np.isnan(visible(np.ones((5, 5)), np.array([0, 0, 0, 3, 3]), causal=False))
+    assert ["".join("#" if seen else "." for seen in row) for row in both_ways_TS] == ["###.."] * 3 + ["...##"] * 2
 
 
 def test_a_token_is_named_by_position_and_label_in_the_colour_of_its_role() -> None:
@@ -87,9 +88,9 @@ def test_every_role_has_a_colour_of_its_own() -> None:
 
 def test_padding_is_not_drawn(capture: Capture) -> None:
     shortest = int(capture.samples.length_N.argmin())
-    patterns = read_patterns(capture, sample=shortest + 1, layer=1, head=1, visits=(1,))
+    patterns = read_patterns(capture, sample=shortest, layer=0, head=0, visits=(0,))
     (heatmap,) = (
-        trace for trace in attention_figure(patterns, capture.samples, shortest + 1).data if trace.type == "heatmap"
+        trace for trace in attention_figure(patterns, capture.samples, shortest).data if trace.type == "heatmap"
     )
     assert len(heatmap.x) == len(heatmap.y) == int(capture.samples.length_N[shortest])
     assert not np.isnan(np.diag(heatmap.z)).any()
@@ -97,11 +98,7 @@ def test_padding_is_not_drawn(capture: Capture) -> None:
 
 def test_none_or_three_visits_are_no_picture(capture: Capture) -> None:
     with pytest.raises(UserError, match="visits to draw must be one or two; got 0"):
-        attention_figure({}, capture.samples, 1)
-
-
-def test_a_sample_is_given_as_text(capture: Capture) -> None:
-    assert sample_text(capture, 2) == capture.text(1)
+        attention_figure({}, capture.samples, 0)
 
 
 def test_a_capture_without_attention_is_refused(tmp_path: Path) -> None:

@@ -20,6 +20,6 @@ def episodes(config: ModelConfig = LOOPED, *, seed: int = 0, first_mass: float =
     mass = (first_mass, *VISIT_MASS[1:])
     patterns = {
         (index, "attn.hook_pattern"): start_pattern(samples, config.num_heads, mass[step.visit])
-        for index, step in enumerate(batch.plan)
+        for index, step in enumerate(batch.architecture.steps)
     }
     return replace(batch, sites={**batch.sites, **patterns})

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,11 @@ import numpy as np
 import pytest
 
 from cache.parts import write_capture as write_parts
+from model.network import LoopedMoE
 from probes.__main__ import Options as EveryProbe
-from probes.attention_sink import needs
+from probes.attention_sink import PATTERN, VALUE
 from probes.running import catalog, command, report
+from probes.statistics.quantities import Record
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
 from smelt_interp.plan import plan
@@ -51,7 +55,7 @@ def run(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> None:
 def write_capture(path: Path, config: ModelConfig, first: float, second: float) -> Path:
     """Text with start mass `first` on visit 1 and `second` on visit 2 of the looped layers."""
     samples = text_samples(5, 20)
-    sites = random_sites(config, samples, needs(config))
+    sites = random_sites(config, samples, (PATTERN, VALUE))
     for s, step in enumerate(plan(config)):
         mass = (first, second)[step.visit]
         sites[s, "attn.hook_pattern"] = start_pattern(samples, config.num_heads, mass).astype(np.float32)
@@ -96,7 +100,7 @@ def test_the_table_has_intervals_nulls_and_the_way_to_what_is_missing(
 ) -> None:
     run(monkeypatch, "attention_sink", "--capture", str(folder / "looped.h5"))
     printed = capsys.readouterr().out
-    assert "Attention sink: looped on code (5 samples)" in printed
+    assert "Attention sink: looped on code (5 documents, 100 tokens)" in printed
     assert "0.6 [0.6, 0.6]" in printed
     assert "untrained network: not measured; add --against a capture recorded with" in printed
     assert "Baseline: not measured; add --against" in printed
@@ -112,7 +116,7 @@ def test_an_untrained_capture_beside_it_is_the_untrained_network(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     samples = text_samples(5, 20)
-    batch = planted_batch(LOOPED, samples, random_sites(LOOPED, samples, needs(LOOPED)))
+    batch = planted_batch(LOOPED, samples, random_sites(LOOPED, samples, (PATTERN, VALUE)))
     write_parts(folder / "looped-untrained.h5", [batch], source={"untrained_seed": 0})
     for name, expected in (("looped-untrained", False), ("baseline", True)):
         against = str(folder / f"{name}.h5")
@@ -133,12 +137,13 @@ def test_the_json_says_what_made_it(
     assert [network["name"] for network in document["networks"]] == ["looped", "baseline"]
     assert all(len(network["digest"]) == 64 for network in document["networks"])
     (result,) = document["results"]
-    assert (result["data"], result["samples"], len(result["data_digest"])) == ("code", 5, 64)
+    assert (result["data"], len(result["data_digest"])) == ("code", 64)
+    assert (result["samples"], result["documents"], result["tokens"]) == (5, 5, 100)
     for visit in (1, 2):
         found = pick(result["rows"], level="headline", quantity="start mass", visit=visit, head="mean")
         assert found["in_baseline"] == pytest.approx(0.45, abs=5e-4), "a Baseline stands beside both visits"
         assert found["in_baseline_low"] is not None
-    own = pick(result["beside"]["baseline"], level="headline", quantity="start mass", visit=1, head="mean")
+    own = pick(result["others"]["baseline"], level="headline", quantity="start mass", visit=1, head="mean")
     assert own["value"] == pytest.approx(0.45, abs=5e-4)
 
 
@@ -172,13 +177,51 @@ def test_a_folder_gets_figures_rows_and_result(
     rows = list(csv.DictReader((out / "attention_sink-code.csv").read_text().splitlines()))
     assert len(rows) == len(document["results"][0]["rows"])
     assert float(rows[0]["value"]) == document["results"][0]["rows"][0]["value"]
-    assert "Attention sink: looped on code" in (out / "attention_sink.html").read_text()
+    assert "Attention sink, masses: looped on code" in (out / "attention_sink.html").read_text()
+
+
+def test_two_data_files_of_one_name_have_a_table_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    LoopedMoE(LOOPED, seed=1).save_pretrained(tmp_path / "tiny", readme="")
+    texts = [tmp_path / folder / "notes.txt" for folder in ("one", "two")]
+    for number, text in enumerate(texts):
+        text.parent.mkdir()
+        text.write_text(f"{number} words and more words\n" * 40)
+    out = ("--out", str(tmp_path / "out"))
+    run(monkeypatch, "attention_sink", "--ckpt", str(tmp_path / "tiny"), "--no-untrained", *out,
+        "--data", *map(str, texts), "--samples", "3", "--length", "20")  # fmt: skip
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.csv")) == [
+        "attention_sink-notes-2.csv", "attention_sink-notes.csv"
+    ]  # fmt: skip
+
+
+def test_a_closed_pipe_leaves_whole_files_and_one_line(folder: Path, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "probes.attention_sink", "--capture", str(folder / "looped.h5"), "--level", "head"]
+    shell = f"{shlex.join([*argv, '--out', str(tmp_path / 'out')])} | true"
+    ended = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, cwd=Path(__file__).parents[3],
+                           check=False)  # fmt: skip
+    assert len(list((tmp_path / "out").iterdir())) == 3
+    assert ended.stderr in ("", "error: Broken pipe: output\n")
+
+
+def test_a_folder_that_may_not_be_written_keeps_nothing_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path) -> None:
+        raise UserError(f"the output folder must be writable; got {path}")
+
+    run(monkeypatch, "attention_sink", "--capture", str(folder / "looped.h5"))
+    assert re.search(r"^result: .*attention_sink-[0-9a-f]{16}\.json$", capsys.readouterr().out, re.M)
+    monkeypatch.setattr(report, "make_folder", refuse)
+    run(monkeypatch, "attention_sink", "--capture", str(folder / "looped.h5"))
+    printed = capsys.readouterr().out
+    assert "0.6 [0.6, 0.6]" in printed
+    assert re.search(r"^result: not kept, since .* cannot be written; --out DIR keeps it elsewhere$", printed, re.M)
 
 
 def test_nothing_is_left_of_a_file_that_cannot_be_finished(tmp_path: Path) -> None:
     (tmp_path / "result.json").mkdir()
     with pytest.raises(IsADirectoryError):
-        report.write_atomically(tmp_path / "result.json", "text")
+        report.write_text(tmp_path / "result.json", "text")
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
@@ -258,7 +301,20 @@ def test_no_number_is_beyond_a_probe(name: str, field: str, kind: type) -> None:
 
 def test_a_head_counts_once() -> None:
     with pytest.raises(UserError, match="heads must be different numbers; got 2 2"):
-        catalog.load("attention_sink").Options(heads=(2, 2))
+        catalog.load("attention_sink").Options(heads=(1, 1))
+
+
+def test_layers_and_heads_count_from_one_on_the_command_line_and_in_json(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = command.parse("attention_sink", catalog.load("attention_sink"), ["--layers", "2", "3", "--heads", "4"])
+    assert (asked.measure.layers, asked.measure.heads) == ((1, 2), (3,))  # type: ignore[attr-defined]  # its Options
+    run(monkeypatch, "attention_sink", "--capture", str(folder / "looped.h5"), "--layers", "2", "--json")
+    document = json.loads(capsys.readouterr().out)
+    assert document["options"]["layers"] == [2]
+    assert document["results"][0]["rows"][0]["layers"] == "looped 2"
+    with pytest.raises(UserError, match=r"--layers must be at least 1; got 0"):
+        command.parse("attention_sink", catalog.load("attention_sink"), ["--layers", "0"])
 
 
 @pytest.mark.parametrize("field", ["samples", "episodes"])
@@ -271,36 +327,47 @@ def test_every_probe_at_once_has_its_bounds_too(field: str, number: int) -> None
 # Side by side
 
 
-def test_rows_of_two_networks_meet_where_they_say_the_same_thing() -> None:
-    def one(visit: int | str, value: float, layers: str = "looped 2-3", level: str = "headline") -> report.Row:
-        return {"level": level, "quantity": "q", "layers": layers, "visit": visit, "value": value, "low": value,
-                "high": value, "n": 1, "note": ""}  # fmt: skip
+def one(visit: int | str, value: float | None, layers: str = "looped 2-3", level: str = "headline") -> Record:
+    return {"level": level, "quantity": "q", "layers": layers, "visit": visit, "value": value, "low": value,
+            "high": value, "n": 1, "note": ""}  # fmt: skip
 
+
+def test_rows_of_two_networks_meet_where_they_say_the_same_thing() -> None:
     rows = [one(1, 0.1), one(2, 0.2), one("2 - 1", 0.1), one(1, 0.3, "2", "layer")]
-    joined = report.beside(rows, [one(1, 7.0, "all 1-4"), one(1, 8.0, "3", "layer")], "other", once=True)
-    assert [row["in_other"] for row in joined] == [7.0, 7.0, "needs two visits", None]
-    twice = report.beside(joined, [one(1, 1.0), one(2, 2.0)], "third", once=False)
+    other = [one(1, 7.0, "middle 2-3"), one("2 - 1", None, "middle 2-3"), one(1, 8.0, "3", "layer")]
+    joined, notes = report.join_networks(rows, other, "other", once=True)
+    assert [row["in_other"] for row in joined] == [7.0, 7.0, None, None]
+    assert notes == ["other visits each layer once: it has no number where visits are compared"]
+    twice, none = report.join_networks(joined, [one(1, 1.0), one(2, 2.0)], "third", once=False)
     assert [row["in_third"] for row in twice] == [1.0, 2.0, None, None]
+    assert none == []
     assert report.keys_of(twice) == ("quantity", "layers", "visit")
 
 
-def printed_lines(capsys: pytest.CaptureFixture[str], rows: list[report.Row], **others: str) -> list[str]:
-    """What the terminal shows of the headline, spaces apart."""
-    report.print_tables([report.table(rows, "Title [x]", others, "headline")], [])
-    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+def test_other_layers_beside_these_are_named() -> None:
+    joined, notes = report.join_networks([one(1, 0.1)], [one(1, 7.0, "middle 3-6")], "other", once=True)
+    assert [row["in_other"] for row in joined] == [7.0]
+    assert notes == ["other: layers middle 3-6 beside looped 2-3"]
 
 
-def test_a_table_says_once_what_is_the_same_and_puts_long_notes_below(capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_loops_meet_their_own() -> None:
+    rows = [one(1, 0.1), one(1, 0.2, "looped 5")]
+    joined, notes = report.join_networks(rows, [one(1, 1.0, "middle 5"), one(1, 2.0, "middle 2-3")], "other", once=True)
+    assert ([row["in_other"] for row in joined], notes) == ([2.0, 1.0], [])
+
+
+def test_a_table_says_once_what_is_the_same_and_puts_long_notes_below() -> None:
     shared = {"level": "headline", "layers": "looped 2-3", "low": None, "high": None, "n": 5}
-    rows: list[report.Row] = [
+    rows: list[Record] = [
         {**shared, "quantity": "a", "visit": 1, "value": 0.123456, "null_uniform": 0.5, "note": "a note that is long"},
         {**shared, "quantity": "b", "visit": 2, "value": 1e-9, "null_uniform": None, "note": "short"},
         {**shared, "quantity": "c", "visit": 2, "value": 1.0, "note": "", "level": "head", "head": 2},
     ]
-    lines = printed_lines(capsys, rows)
-    assert lines[:2] == ["", "Title [x]; layers looped 2-3, n 5"]
-    assert lines[2:4] == ["null:", "quantity visit value [95%] uniform"]
-    assert lines[5:] == ["a 1 0.123 0.5 (1)", "b 2 ~0 - short", "(1) a note that is long"]
+    shown = report.readable(rows, "Title [x]", {}, "headline", ["last"])
+    assert shown.title == "Title [x]; layers looped 2-3, n 5"
+    assert shown.columns == ["quantity", "visit", "value [95%]", "null: uniform", "note"]
+    assert shown.rows == [["a", "1", "0.123", "0.5", "(1)"], ["b", "2", "~0", "-", "short"]]
+    assert shown.notes == ["(1) a note that is long", "last"]
 
 
 @pytest.mark.parametrize(
@@ -317,20 +384,12 @@ def test_a_column_is_named_by_what_sets_its_network_apart(first: str, others: li
     assert report.short_names(first, others) == dict(zip(others, short, strict=True))
 
 
-def test_a_network_that_visits_once_has_a_column_where_it_has_a_number(capsys: pytest.CaptureFixture[str]) -> None:
-    def one(visit: int | str, other: report.Cell) -> report.Row:
-        return {"level": "headline", "quantity": "q", "visit": visit, "value": 1234.5, "low": None, "high": None,
-                "n": 1, "in_once-dyck": other, "in_third-dyck": 0.12345, "note": ""}  # fmt: skip
-
-    names = {"once-dyck": "once", "third-dyck": "third"}
-    below = ["once is once-dyck, third is third-dyck",
-             "once visits each layer once: it has no number where visits are compared"]  # fmt: skip
-    both = printed_lines(capsys, [one(1, 0.5), one("2 - 1", report.NEEDS_TWO_VISITS)], **names)
-    assert "visit value [95%] once third" in both
-    assert both[-4:] == ["1 1234 0.5 0.123", "2 - 1 1234 - 0.123", *below]
-    compared = printed_lines(capsys, [one("2 - 1", report.NEEDS_TWO_VISITS)], **names)
-    assert "value [95%] third" in compared
-    assert compared[-2:] == below
+def test_a_short_name_is_explained_and_large_numbers_are_whole() -> None:
+    rows = [{**one(1, 1234.5), "low": None, "in_once-dyck": 0.5, "in_third-dyck": 0.12345}]
+    shown = report.readable(rows, "Title", {"once-dyck": "once", "third-dyck": "third"}, "headline")
+    assert shown.columns == ["value [95%]", "once", "third"]
+    assert shown.rows == [["1234", "0.5", "0.123"]]
+    assert shown.notes == ["once is once-dyck, third is third-dyck"]
 
 
 def test_what_is_not_a_number_is_nothing_in_json() -> None:
