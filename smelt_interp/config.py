@@ -87,17 +87,13 @@ class ModelConfig:
             self.num_heads,
         )
         _require(self.top_k <= self.num_experts, f"top_k must be at most num_experts ({self.num_experts})", self.top_k)
-        # One expert's share of itself is 1 whatever the router says, so no loss would reach the router.
-        untrainable = self.renormalise_top_k and self.top_k == 1 < self.num_experts
-        rule = f"renormalise_top_k must be false when top_k is 1 of {self.num_experts} experts"
-        _require(not untrainable, rule, self.renormalise_top_k)
         span = f"{self.loop_start}..{self.loop_stop}"
         rule = f"the looped span must satisfy loop_start <= loop_stop <= num_layers ({self.num_layers})"
         _require(self.loop_start <= self.loop_stop <= self.num_layers, rule, span)
         rule = f"a span of at least one layer must be looped when num_visits is {self.num_visits}"
         _require(self.num_visits == 1 or self.loop_start < self.loop_stop, rule, span)
-        steps = self.num_layers + (self.loop_stop - self.loop_start) * (self.num_visits - 1)
-        _require(steps <= MOST_STEPS, f"layers times visits must be at most {MOST_STEPS} steps", steps)
+        rule = f"layers times visits must be at most {MOST_STEPS} steps"
+        _require(self.num_steps <= MOST_STEPS, rule, self.num_steps)
         for name, size in (
             ("num_experts x 2 x expert_width x width", 2 * self.num_experts * self.expert_width * self.width),
             ("num_heads x head_width x width", self.num_heads * self.head_width * self.width),
@@ -107,6 +103,11 @@ class ModelConfig:
         rotary = self.rope_base is not None
         rule = "head_width must be even with a rotary embedding"
         _require(not rotary or self.head_width % 2 == 0, rule, self.head_width)
+
+    @property
+    def num_steps(self) -> int:
+        """Executed depth, the length of the plan."""
+        return self.num_layers + (self.loop_stop - self.loop_start) * (self.num_visits - 1)
 
     def architecture(self) -> Architecture:
         """What readers of the network need to know; its plan is `plan(config)`."""

@@ -1,13 +1,15 @@
 """The budget calculator: one network's knobs against the Baseline's three budgets, and what its costs are made of."""
 
+from dataclasses import replace
+
 import streamlit as st
 
 from app.figures.numbers import split_figure
 from app.widgets.numbers import choose_networks, show_command, show_table
 from app.widgets.options import choose_values, label_of, option_help, option_words
 from smelt_interp.config import ModelConfig
-from smelt_interp.costs.budget import PAPER_TOLERANCE, Comparison, Mismatch, Options, compare, verdicts
-from smelt_interp.costs.knobs import Knobs, around, changes, own_values
+from smelt_interp.costs.budget import PAPER_TOLERANCE, BudgetOptions, Comparison, Mismatch, checks, compare
+from smelt_interp.costs.knobs import Knobs, changes, knob_ranges, own_values
 from smelt_interp.errors import UserError
 from smelt_interp.terminal.tables import percent
 
@@ -15,7 +17,7 @@ SPAN_STEP = 0.05
 
 
 def budget_page() -> None:
-    """The budgets of the networks in the address, the first with its knobs turned."""
+    """The budgets of the networks in the address, the first with its knobs changed."""
     st.title("Budget calculator")
     st.markdown(
         "What does a network cost, and is it a fair match for its Baseline? Parameters are paid once a layer, "
@@ -25,10 +27,10 @@ def budget_page() -> None:
     with st.sidebar:
         pair, config = choose_networks()
         try:
-            networks = Options(pair=pair, config=config).networks()
+            networks = BudgetOptions(pair=pair, config=config).networks()
             knobs = _choose_knobs(networks[0].config)
-            attended = choose_values(Options, ["attended_tokens"])
-            options = Options(pair=pair, config=config, knobs=knobs, **attended)  # type: ignore[arg-type]  # a form: values by name
+            attended = choose_values(BudgetOptions, ["attended_tokens"])
+            options = BudgetOptions(pair=pair, config=config, knobs=knobs, **attended)  # type: ignore[arg-type]  # a form: values by name
             found = compare(options)
         except UserError as error:
             page.error(str(error))
@@ -44,10 +46,10 @@ def budget_page() -> None:
 
 def _choose_knobs(config: ModelConfig) -> Knobs:
     """A slider a knob, at first where the network's own stands; another network brings its own."""
-    own, ranges, texts = own_values(config), around(config), option_help(Knobs)
-    if st.session_state.setdefault("turned", config) != config:
+    own, ranges, texts = own_values(config), knob_ranges(config), option_help(Knobs)
+    if st.session_state.setdefault("network of the knobs", config) != config:
         st.session_state.update(own)
-        st.session_state["turned"] = config
+        st.session_state["network of the knobs"] = config
     st.button("Back to its own values", on_click=st.session_state.update, args=(own,), width="stretch")
     values: dict[str, int | float] = {}
     for name, several in ranges.items():
@@ -58,16 +60,16 @@ def _choose_knobs(config: ModelConfig) -> Knobs:
     values["span"] = st.slider(
         "Span", 0.0, 1.0, float(own["span"]), SPAN_STEP, key="span", help=texts["span"], bind="query-params"
     )
-    return changes(config, values)
+    return replace(changes(config, values), **choose_values(Knobs, ["layers"]))  # type: ignore[arg-type]  # by name
 
 
 def _show_mismatch(found: Mismatch) -> None:
-    for column, verdict in zip(st.columns(3), verdicts(found, PAPER_TOLERANCE), strict=True):
-        says = "within" if verdict.within else "NOT within"
+    for column, check in zip(st.columns(3), checks(found, PAPER_TOLERANCE), strict=True):
+        says = "within" if check.within else "NOT within"
         column.metric(
-            f"{verdict.name[:1].upper()}{verdict.name[1:]} against the Baseline", percent(verdict.value),
-            f"{says} the paper's {verdict.allowed:.1%}", delta_arrow="off",
-            delta_color="green" if verdict.within else "red", border=True,
+            f"{check.name[:1].upper()}{check.name[1:]} against the Baseline", percent(check.value),
+            f"{says} the paper's {check.allowed:.1%}", delta_arrow="off",
+            delta_color="green" if check.within else "red", border=True,
         )  # fmt: skip
 
 

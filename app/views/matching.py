@@ -5,14 +5,15 @@ import streamlit as st
 from app.widgets.numbers import DEFAULT_PAIR, show_command, show_table
 from app.widgets.options import choose_values, option_words
 from smelt_interp.config import ModelConfig
-from smelt_interp.costs.matching import Matching, Options, report, search, shape_text, table
+from smelt_interp.costs.matching import Matching, MatchingOptions, report, search, shape_text, table
 from smelt_interp.costs.presets import PAIRS
 from smelt_interp.errors import UserError
 
-ASKED = ("visits", "span", "depth", "kv_heads", "count")
+ASKED = ("visits", "span", "layers", "depth", "kv_heads", "query_heads", "sparsity", "count")
 FINER = (
-    *("attended_tokens", "width_multiple", "head_width_multiple", "expert_width_multiple", "experts_multiple"),
-    *("max_flops_mismatch", "max_parameters_mismatch", "max_kv_mismatch"),
+    *("attended_tokens", "loop_scale", "width_multiple", "head_width_multiple", "expert_width_multiple"),
+    *("experts_multiple", "least_expert_width"),
+    *("max_shape_mismatch", "max_flops_mismatch", "max_parameters_mismatch", "max_kv_mismatch"),
 )
 
 
@@ -29,26 +30,27 @@ def matching_page() -> None:
             "Baseline", list(PAIRS), list(PAIRS).index(DEFAULT_PAIR), key="baseline", bind="query-params",
             accept_new_options=True, help="A named pair whose Baseline it is, or a config file (JSON).",
         )  # fmt: skip
-        options: Options | None = None
+        options: MatchingOptions | None = None
         try:
-            asked = choose_values(Options, ASKED)
+            asked = choose_values(MatchingOptions, ASKED)
             with st.expander("Multiples and tolerances"):
-                finer = choose_values(Options, FINER)
-            options = Options(baseline=baseline, **asked, **finer)  # type: ignore[arg-type]  # a form: values by name
+                finer = choose_values(MatchingOptions, FINER)
+            options = MatchingOptions(baseline=baseline, **asked, **finer)  # type: ignore[arg-type]  # a form: values by name
         except UserError as error:
             page.error(str(error))
         st.form_submit_button("Find", type="primary", width="stretch")
     if options is None:
         return
     try:
-        config = options.network().config
+        config = options.network()[0]
         found = _found(options, config)
     except UserError as error:
         st.error(str(error))
         return
-    shown = table(config, found)
-    st.caption("The last three columns are against the Baseline's training FLOPs, total parameters and KV cache.")
-    show_table(shown._replace(notes=shown.notes[:1]), "matched", texts=("span", "heads"))
+    shown = table(options, found)
+    st.caption("The last four columns are against the Baseline's F / D, training FLOPs, total parameters and KV cache.")
+    notes = [note for note in shown.notes if not note.startswith("next best")]
+    show_table(shown._replace(notes=notes), "matched", texts=("looped", "heads"))
     if found.next_best is None:
         st.success("Every network that was counted is within all three tolerances.")
     else:
@@ -57,6 +59,6 @@ def matching_page() -> None:
 
 
 @st.cache_data(max_entries=64, show_spinner="Counting networks …", show_time=True)
-def _found(options: Options, config: ModelConfig) -> Matching:
+def _found(options: MatchingOptions, config: ModelConfig) -> Matching:
     """What is found. `config` is there because a file of the same name may hold another."""
     return search(options)

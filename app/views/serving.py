@@ -6,7 +6,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app.figures.numbers import roofline_figure
 from app.widgets.numbers import choose_networks, show_command, show_table
 from app.widgets.options import choose_options, choose_values, option_help, option_words
-from smelt_interp.costs.serving import Load, Options, Serving, answers, figures, gpus, report, roof, table
+from smelt_interp.costs.serving import Load, Serving, ServingOptions, answers, figures, gpus, report, roof, table
 from smelt_interp.errors import UserError
 from smelt_interp.terminal.tables import compact
 
@@ -24,13 +24,13 @@ def serving_page() -> None:
     page = st.container()
     with st.sidebar:
         pair, config = choose_networks()
-        texts = option_help(Options)
+        texts = option_help(ServingOptions)
         gpu = st.selectbox("GPU", list(gpus()), key="gpu", help=texts["gpu"], bind="query-params")
         try:
             load = choose_options(Load)
             with st.expander("Own numbers of the GPU"):
-                numbers = choose_values(Options, OWN_NUMBERS)
-            options = Options(pair=pair, config=config, load=load, gpu=gpu, **numbers)  # type: ignore[arg-type]  # a form: values by name
+                numbers = choose_values(ServingOptions, OWN_NUMBERS)
+            options = ServingOptions(pair=pair, config=config, load=load, gpu=gpu, **numbers)  # type: ignore[arg-type]  # a form: values by name
             found = answers(options)
         except UserError as error:
             page.error(str(error))

@@ -11,6 +11,7 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 import streamlit as st
 
+from smelt_interp.costs.spans import LayerRange
 from smelt_interp.errors import UserError
 from smelt_interp.terminal.from_one import as_typed, from_one, shifted
 
@@ -58,7 +59,7 @@ def option_words(options: object) -> list[str]:
     words: list[str] = []
     for name, value in changed_options(options).items():
         flag = name.replace("_", "-")
-        if is_dataclass(value):
+        if is_dataclass(value) and not isinstance(value, LayerRange):
             words += option_words(value)
         elif isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
@@ -129,6 +130,8 @@ def _parsed(text: str, kind: object) -> object:
             return text
     elif get_origin(kind) is tuple:
         return tuple(_parsed(word, arguments[0]) for word in text.split())
+    elif kind is LayerRange:
+        return LayerRange.parse(text)
     elif kind in (int, float, str):
         value: object = kind(text)
         return value
@@ -143,4 +146,6 @@ def _described(kind: object) -> str:
         return " or ".join(map(str, arguments))
     if get_origin(kind) is tuple:
         return f"{_described(arguments[0])}s separated by spaces"
+    if kind is LayerRange:
+        return "first-last"
     return "whole number" if kind is int else "number" if kind is float else "text"

@@ -17,14 +17,18 @@ from typing import Literal
 import tyro
 
 from smelt_interp.config import ModelConfig
-from smelt_interp.costs.knobs import UNTURNED, Knobs, turned
-from smelt_interp.costs.network_choice import NetworkChoice
+from smelt_interp.costs.knobs import NO_CHANGES, Knobs, apply_knobs
+from smelt_interp.costs.network_choice import AttendedTokens, NetworkChoice
 from smelt_interp.costs.presets import PAPER_ATTENDED_TOKENS, PAPER_PAIRS, PAPER_ROWS, causal_mean
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.paper import printed
-from smelt_interp.plan import plan
+from smelt_interp.paper.printed import Figure
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.tables import Cell, Table, percent, print_json, print_table
+from smelt_interp.validation import validated
+
+ROUNDING = 1e-12
+"""Of a fraction: 0.9 - 1 is not beyond a tenth."""
 
 BYTES_PER_ENTRY = 2
 """bfloat16."""
@@ -112,7 +116,7 @@ def budget(config: ModelConfig, attended_tokens: float | Literal["causal"] = "ca
     attended = causal_mean(config.context) if attended_tokens == "causal" else attended_tokens
     if not 0 <= attended < float("inf"):
         raise UserError(f"attended_tokens must be 0 or more; got {attended}")
-    steps = len(plan(config))
+    steps = config.num_steps
     query_width = config.num_heads * config.head_width
     kv_width = config.num_kv_heads * config.head_width
     projections = config.width * (2 * query_width + 2 * kv_width)
@@ -157,11 +161,11 @@ class Mismatch:
 
     def within(self, tolerance: "Mismatch") -> bool:
         """Whether each of the three is at most the tolerance's."""
-        return all(verdict.within for verdict in verdicts(self, tolerance))
+        return all(check.within for check in checks(self, tolerance))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class BudgetCheck:
     """One of the three mismatches against its tolerance."""
 
     name: str
@@ -171,15 +175,15 @@ class Verdict:
     @property
     def within(self) -> bool:
         """Whether it is at most what is allowed."""
-        return abs(self.value) <= self.allowed
+        return abs(self.value) <= self.allowed + ROUNDING
 
 
-def verdicts(found: Mismatch, tolerance: Mismatch) -> tuple[Verdict, Verdict, Verdict]:
+def checks(found: Mismatch, tolerance: Mismatch) -> tuple[BudgetCheck, BudgetCheck, BudgetCheck]:
     """The three mismatches, each against its tolerance."""
     return (
-        Verdict(name="training FLOPs", value=found.flops, allowed=tolerance.flops),
-        Verdict(name="total parameters", value=found.total_parameters, allowed=tolerance.total_parameters),
-        Verdict(name="KV cache", value=found.kv_bytes, allowed=tolerance.kv_bytes),
+        BudgetCheck(name="training FLOPs", value=found.flops, allowed=tolerance.flops),
+        BudgetCheck(name="total parameters", value=found.total_parameters, allowed=tolerance.total_parameters),
+        BudgetCheck(name="KV cache", value=found.kv_bytes, allowed=tolerance.kv_bytes),
     )
 
 
@@ -246,19 +250,14 @@ def printed_geometry(scale: str) -> tuple[PrintedGeometry, PrintedGeometry]:
     baseline, smelt = (_with_printed_heads(scale, architecture) for architecture in ("baseline", "smelt"))
     reference = budget(baseline, PAPER_ATTENDED_TOKENS)
     return (
-        _held_against(scale, "baseline", baseline, reference),
-        _held_against(scale, "smelt", smelt, reference),
+        _contradictions(scale, "baseline", baseline, reference),
+        _contradictions(scale, "smelt", smelt, reference),
     )
 
 
 def row_index(scale: str, architecture: str) -> int:
     """The position of a row in the file of printed figures."""
     return list(PAPER_ROWS).index((scale, architecture))
-
-
-def last_digit(figure: str) -> float:
-    """What one unit of the last printed digit of a figure of the grid is worth."""
-    return printed.number("grid", "last_digit", figure)
 
 
 def _with_printed_heads(scale: str, architecture: str) -> ModelConfig:
@@ -274,11 +273,11 @@ def _with_printed_heads(scale: str, architecture: str) -> ModelConfig:
     )
 
 
-def _held_against(scale: str, architecture: str, config: ModelConfig, reference: Budget) -> PrintedGeometry:
+def _contradictions(scale: str, architecture: str, config: ModelConfig, reference: Budget) -> PrintedGeometry:
     row = ("grid", "rows", row_index(scale, architecture), "printed")
     counts = budget(config, PAPER_ATTENDED_TOKENS)
     found: list[str] = []
-    low, high = attention_interval(config, printed.number(*row, "active"), printed.number(*row, "total"))
+    low, high = attention_interval(config, printed.figure(*row, "active"), printed.figure(*row, "total"))
     if not low <= counts.parameters.projections <= high:
         found.append(
             f"the printed totals leave {low / 1e6:.2f}M to {high / 1e6:.2f}M parameters for attention, "
@@ -288,8 +287,9 @@ def _held_against(scale: str, architecture: str, config: ModelConfig, reference:
         ("flop_ratio", counts.flops.training / reference.flops.training),
         ("kv_ratio", counts.kv_bytes / reference.kv_bytes),
     ):
-        if abs(ours - printed.number(*row, name)) > 0.5 * last_digit(name):
-            found.append(f"{name} is printed {printed.number(*row, name):.3f}, the printed heads give {ours:.3f}")
+        figure = printed.figure(*row, name)
+        if not figure.agrees(ours):
+            found.append(f"{name} is printed {figure.shown()}, the printed heads give {ours:.3f}")
     derived = PAPER_ROWS[scale, architecture]
     return PrintedGeometry(
         architecture=architecture,
@@ -299,24 +299,23 @@ def _held_against(scale: str, architecture: str, config: ModelConfig, reference:
     )
 
 
-def attention_interval(config: ModelConfig, active: float, total: float) -> tuple[float, float]:
+def attention_interval(config: ModelConfig, active: Figure, total: Figure) -> tuple[float, float]:
     """Fewest and most attention parameters that printed active and total totals leave, for any expert width."""
     router = config.num_layers * config.width * config.num_experts
     gains = budget(config).parameters.norm_gains
     share = config.top_k / (config.num_experts - config.top_k)
-    half_active, half_total = 0.5 * last_digit("active"), 0.5 * last_digit("total")
     # active = attention + router (+ gains) + share * (total - active): rises with active, falls with total.
-    low = (active - half_active) * (1 + share) - share * (total + half_total) - router - gains
-    high = (active + half_active) * (1 + share) - share * (total - half_total) - router
+    low = active.bounds[0] * (1 + share) - share * total.bounds[1] - router - gains
+    high = active.bounds[1] * (1 + share) - share * total.bounds[0] - router
     return low, high
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options(NetworkChoice):
+@validated
+class BudgetOptions(NetworkChoice):
     """Count what a network costs, alone or beside the one that it is matched to."""
 
-    knobs: tyro.conf.OmitArgPrefixes[Knobs] = UNTURNED
-    attended_tokens: float | Literal["own"] = "own"
+    knobs: tyro.conf.OmitArgPrefixes[Knobs] = NO_CHANGES
+    attended_tokens: AttendedTokens | Literal["own"] = "own"
     """Mean positions that a query attends to. own: 390 for the paper's grid, (context + 1) / 2 for any other."""
     json: bool = False
     """Print JSON."""
@@ -338,7 +337,7 @@ class Comparison:
         """The three mismatches and whether they are within the paper's tolerances; empty for one network."""
         if self.mismatch is None:
             return ""
-        flops, parameters, kv_cache = verdicts(self.mismatch, PAPER_TOLERANCE)
+        flops, parameters, kv_cache = checks(self.mismatch, PAPER_TOLERANCE)
         within = "within" if self.mismatch.within(PAPER_TOLERANCE) else "NOT within"
         return (
             f"mismatch: FLOPs {percent(flops.value)}, total parameters {percent(parameters.value)}, KV cache "
@@ -383,10 +382,10 @@ class Comparison:
         return notes
 
 
-def compare(options: Options) -> Comparison:
+def compare(options: BudgetOptions) -> Comparison:
     """What the command shows. Raises `UserError` for networks that are not there or outside their rules."""
     first, *others = options.networks(options.attended_tokens)
-    networks = [replace(first, config=turned(first.config, options.knobs)), *others]
+    networks = [first._replace(config=apply_knobs(first.config, options.knobs)), *others]
     counts = [budget(network.config, network.attended_tokens) for network in networks]
     return Comparison(
         budgets={network.name: figures(network.config, count) for network, count in zip(networks, counts, strict=True)},
@@ -397,7 +396,7 @@ def compare(options: Options) -> Comparison:
 
 def main() -> None:
     """Print the budgets of one network or two, their mismatch, and for the paper's grid the printed geometry."""
-    options = parse(Options, prog="python -m smelt_interp.costs.budget", description=__doc__)
+    options = parse(BudgetOptions, prog="python -m smelt_interp.costs.budget", description=__doc__)
     found = compare(options)
     if options.json:
         print_json(found.to_json())

@@ -1,22 +1,25 @@
 """Ready configs: the eight rows of the paper's grid and the pair that trains on two cores.
 
 The head geometry that the paper prints for seven of its eight rows contradicts the figures printed beside it; the
-rows here have the geometry that reproduces every one of them (`python -m smelt_interp.costs.budget --pair 200M` shows
-both).
+rows here have one that reproduces every one of them (`python -m smelt_interp.costs.budget --pair 200M` shows both). It
+is not the only one: ungated experts of 1.5 times the width have the same parameters and FLOPs as these SwiGLU ones,
+and the paper's FLOP formula is the ungated one.
 """
 
 from dataclasses import dataclass
 
 from smelt_interp.config import ModelConfig, default_loop_scale
+from smelt_interp.costs.spans import middle_layers
 from smelt_interp.errors import UserError
 from smelt_interp.paper import printed
 from smelt_interp.sites import nearest
 
 PAPER_VISITS = 2
-"""Visits of the middle half in every SMELT row of the grid (section 2.2)."""
+PAPER_SPAN = 0.5
+"""Every SMELT row of the grid visits its middle half twice."""
 
-UNPRINTED_VOCABULARY = 32_768
-"""The paper prints no vocabulary size; none of its figures counts the embedding, so none depends on this."""
+PAPER_VOCABULARY = 32_000
+"""As in the paper's code; none of its figures counts the embedding, so none depends on this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +32,12 @@ class Pair:
     """Mean number of positions that a query attends to, for the FLOPs of the scores."""
 
 
-def middle_half(num_layers: int) -> tuple[int, int]:
-    """First looped layer and one past the last: the paper's span rule, int(L/4) and int(3L/4)."""
-    return num_layers // 4, 3 * num_layers // 4
-
-
 def _paper_row(index: int) -> ModelConfig:
     row = ("grid", "rows", index)
     num_layers = printed.integer(*row, "n_layers")
     num_heads, num_kv_heads, head_width = (int(value) for value in printed.numbers(*row, "derived", "heads"))
     num_visits = PAPER_VISITS if printed.text(*row, "arch") == "smelt" else 1
-    loop_start, loop_stop = middle_half(num_layers)
+    looped = middle_layers(num_layers, PAPER_SPAN)
     return ModelConfig(
         num_layers=num_layers,
         width=printed.integer(*row, "d_model"),
@@ -49,10 +47,10 @@ def _paper_row(index: int) -> ModelConfig:
         num_experts=printed.integer(*row, "n_experts"),
         top_k=printed.integer("architecture", "top_k"),
         expert_width=printed.integer(*row, "derived", "d_ff"),
-        vocab_size=UNPRINTED_VOCABULARY,
+        vocab_size=PAPER_VOCABULARY,
         context=printed.integer("architecture", "train_context_tokens"),
-        loop_start=loop_start,
-        loop_stop=loop_stop,
+        loop_start=looped.start,
+        loop_stop=looped.stop,
         num_visits=num_visits,
         loop_scale=default_loop_scale(num_visits),
     )

@@ -27,9 +27,10 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import tyro
+from pydantic import Field
 
 from smelt_interp.config import ModelConfig
 from smelt_interp.costs.budget import budget
@@ -41,33 +42,31 @@ from smelt_interp.plan import plan
 from smelt_interp.sites import nearest
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.tables import Cell, Table, compact, print_json, print_table
+from smelt_interp.validation import Share, validated
 
 CacheModel = Literal["none", "l2", "ideal"]
 
 BYTES_PER_WEIGHT = 2
 """bfloat16."""
 
-BESIDE_ROOF = 3.0
+ROOF_MARGIN = 3.0
 """A roof is drawn this much beyond the outermost passes."""
 
+Rate = Annotated[float, Field(ge=1, le=1e24)]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@validated
 class Gpu:
     """Peak rates of one GPU."""
 
     full_name: str
-    memory_bytes: float
-    memory_bandwidth: float
+    memory_bytes: Rate
+    memory_bandwidth: Rate
     """Bytes a second."""
-    peak_flops: float
+    peak_flops: Rate
     """Dense bfloat16 FLOPs a second."""
-    l2_bytes: float
+    l2_bytes: Rate
     source: str
-
-    def __post_init__(self) -> None:
-        for name in ("memory_bytes", "memory_bandwidth", "peak_flops", "l2_bytes"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UserError(f"{name} must be above 0; got {getattr(self, name)}")
 
 
 @cache
@@ -89,29 +88,20 @@ def gpu(name: str) -> Gpu:
     return gpus()[name]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@validated
 class Load:
     """What is served."""
 
-    batch: int = 1
+    batch: Annotated[int, Field(ge=1, le=10**6)] = 1
     """Sequences decoded at once, or prompts prefilled at once."""
-    context: int = 4096
+    context: Annotated[int, Field(ge=1, le=10**9)] = 4096
     """Tokens in the prompt, and cached positions while decoding."""
     cache: CacheModel = "l2"
     """What a later visit finds in L2: none, l2 (all that it reads again, if one visit's bytes fit), ideal."""
-    kept_share: float = (
+    kept_share: Share = (
         sum(printed.numbers("mechanism", "experts_kept_of_8")) / 2 / printed.number("architecture", "top_k")
     )
     """Share of a token's experts that the next visit chooses again; by default 2.5 of 8, amid the paper's 2 to 3."""
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "context"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} must be at least 1; got {getattr(self, name)}")
-        if self.cache not in get_args(CacheModel):
-            raise UserError(f"cache must be one of {', '.join(get_args(CacheModel))}; got {self.cache!r}")
-        if not 0 <= self.kept_share <= 1:
-            raise UserError(f"kept_share must be from 0 to 1; got {self.kept_share}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,21 +232,21 @@ def _roofline(weight_bytes: float, kv_bytes: float, flops: float, device: Gpu) -
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options(NetworkChoice):
+@validated
+class ServingOptions(NetworkChoice):
     """Put two networks side by side on one GPU."""
 
     load: tyro.conf.OmitArgPrefixes[Load] = Load()
 
     gpu: str = "h100"
     """h100, h200, b200, a100, l4 or rtx4090."""
-    memory_bandwidth: float | Literal["table"] = "table"
+    memory_bandwidth: Rate | Literal["table"] = "table"
     """Bytes a second; table: the GPU's."""
-    peak_flops: float | Literal["table"] = "table"
+    peak_flops: Rate | Literal["table"] = "table"
     """Dense FLOPs a second; table: the GPU's."""
-    l2_bytes: float | Literal["table"] = "table"
+    l2_bytes: Rate | Literal["table"] = "table"
     """Bytes of L2; table: the GPU's."""
-    memory_bytes: float | Literal["table"] = "table"
+    memory_bytes: Rate | Literal["table"] = "table"
     """Bytes of memory; table: the GPU's."""
     json: bool = False
     """Print JSON."""
@@ -309,7 +299,7 @@ def figures(found: Serving) -> dict[str, float | str]:
 
 def main() -> None:
     """Print decode and prefill rooflines of one network or two on a GPU."""
-    options = parse(Options, prog="python -m smelt_interp.costs.serving", description=__doc__)
+    options = parse(ServingOptions, prog="python -m smelt_interp.costs.serving", description=__doc__)
     found = answers(options)
     if options.json:
         print_json(report(options, found))
@@ -317,18 +307,18 @@ def main() -> None:
         print_table(table(options, found))
 
 
-def answers(options: Options) -> dict[str, Serving]:
+def answers(options: ServingOptions) -> dict[str, Serving]:
     """Each network's costs by its name. Raises `UserError` for networks or a GPU that are not there."""
     return {network.name: serving(network.config, options.device(), options.load) for network in options.networks()}
 
 
-def report(options: Options, found: dict[str, Serving]) -> dict[str, object]:
+def report(options: ServingOptions, found: dict[str, Serving]) -> dict[str, object]:
     """The GPU, the printed figures and the costs, as plain values."""
     costs: dict[str, object] = {name: asdict(one) for name, one in found.items()}
     return {"gpu": asdict(options.device()), "printed": _printed_block(options)} | costs
 
 
-def table(options: Options, found: dict[str, Serving]) -> Table:
+def table(options: ServingOptions, found: dict[str, Serving]) -> Table:
     """One line a figure, the ratio of two networks in the last column; the notes are the GPU and what is printed."""
     device, block = options.device(), _printed_block(options)
     shown = [figures(one) for one in found.values()]
@@ -356,7 +346,7 @@ def table(options: Options, found: dict[str, Serving]) -> Table:
     return Table(title, ["", *found, "ratio"], rows, notes)
 
 
-def _printed_block(options: Options) -> dict[str, float]:
+def _printed_block(options: ServingOptions) -> dict[str, float]:
     return printed_looped_block(options.pair) if options.pair in PAPER_PAIRS else {}
 
 
@@ -364,7 +354,7 @@ def roof(device: Gpu, found: Collection[Serving]) -> dict[float, float]:
     """Corners of a GPU's roof, its most FLOPs a second by FLOPs a byte: below every pass, at the ridge, above."""
     ridge = device.peak_flops / device.memory_bandwidth
     intensities = [ridge, *(one.decode.intensity for one in found), *(one.prefill.intensity for one in found)]
-    corners = (min(intensities) / BESIDE_ROOF, ridge, max(intensities) * BESIDE_ROOF)
+    corners = (min(intensities) / ROOF_MARGIN, ridge, max(intensities) * ROOF_MARGIN)
     return {corner: min(device.peak_flops, device.memory_bandwidth * corner) for corner in corners}
 
 

@@ -13,12 +13,13 @@ from typing import Literal
 
 from smelt_interp.config import ModelConfig
 from smelt_interp.costs.budget import Budget, budget, row_index
-from smelt_interp.costs.network_choice import NetworkChoice
+from smelt_interp.costs.network_choice import AttendedTokens, NetworkChoice
 from smelt_interp.costs.presets import PAPER_PAIRS
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.paper import printed
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.tables import Table, print_json, print_table
+from smelt_interp.validation import validated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +54,33 @@ def sparsity(network: Budget, control: Budget) -> Sparsity:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options(NetworkChoice):
+def with_sparsity(baseline: ModelConfig, wanted: float, attended_tokens: float, multiple: int = 1) -> ModelConfig:
+    """The Baseline with the multiple of experts whose sparsity is nearest to the wanted one.
+
+    Raises `UserError` for a sparsity that no number of experts of this width gives.
+    """
+    dense, one_more = (
+        budget(replace(baseline, num_experts=number), attended_tokens)
+        for number in (baseline.top_k, baseline.top_k + 1)
+    )
+    # S = 1 - (F / F0) N0 / N, where F and N grow linearly with the experts beyond the top k.
+    parameters = one_more.parameters.total / dense.parameters.total - 1
+    flops = one_more.flops.training / dense.flops.training - 1
+    if (per_expert := (1 - wanted) * parameters - flops) <= 0:
+        raise UserError(
+            f"sparsity must be below {1 - flops / parameters:.4f}, where the router's FLOPs outgrow what experts of "
+            f"width {baseline.expert_width} add; got {wanted}"
+        )
+    experts = baseline.top_k + wanted / per_expert
+    smallest = -(-baseline.top_k // multiple) * multiple
+    return replace(baseline, num_experts=max(smallest, multiple * round(experts / multiple)))
+
+
+@validated
+class SparsityOptions(NetworkChoice):
     """Measure sparsity against the fully active control of the Baseline, which is named second."""
 
-    attended_tokens: float | Literal["own"] = "own"
+    attended_tokens: AttendedTokens | Literal["own"] = "own"
     """Mean positions that a query attends to. own: 390 for the paper's grid, (context + 1) / 2 for any other."""
     json: bool = False
     """Print JSON."""
@@ -65,7 +88,7 @@ class Options(NetworkChoice):
 
 def main() -> None:
     """Print the sparsity of one network or two and the control's budgets."""
-    options = parse(Options, prog="python -m smelt_interp.costs.sparsity", description=__doc__)
+    options = parse(SparsityOptions, prog="python -m smelt_interp.costs.sparsity", description=__doc__)
     networks = options.networks(options.attended_tokens)
     control = budget(fully_active_control(networks[-1].config), networks[-1].attended_tokens)
     rows: list[dict[str, str | float]] = []

@@ -132,7 +132,7 @@ def printed_law(architecture: Architecture) -> ScalingLaw:
 def rounding_corners(architecture: Architecture) -> ScalingLaw:
     """The 64 corners of the box of coefficients that round to the printed ones."""
     centre = coefficients(printed_law(architecture))
-    half = {name: 0.5 * printed.number("scaling_law", "last_digit", name) for name in COEFFICIENTS}
+    half = {name: 0.5 * printed.figure("scaling_law", architecture, name).unit for name in COEFFICIENTS}
     signs_XP = np.array(list(itertools.product((-1.0, 1.0), repeat=len(COEFFICIENTS))))
     return from_coefficients(
         tuple(centre[name] + signs_XP[:, index] * half[name] for index, name in enumerate(COEFFICIENTS))

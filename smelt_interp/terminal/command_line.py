@@ -4,7 +4,7 @@ import contextlib
 import io
 import re
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import tyro
 
@@ -43,7 +43,7 @@ def parse(
     try:
         with contextlib.redirect_stderr(said):
             parsed: Parsed = tyro.cli(
-                kind,
+                cast("type[Parsed]", kind),  # for the checker, which knows no default of a function
                 prog=prog,
                 description=description,
                 args=args,

@@ -33,10 +33,13 @@ MAIN: dict[str, Main] = {
 ASKED = [
     ("budget", {}, "--pair 200M"),
     ("budget", {"pair": "600M", "width": "1200", "span": "0.75"}, "--pair 600M --width 1200 --span 0.75"),
+    ("budget", {"pair": "200M", "layers": "3-4"}, "--pair 200M --layers 3-4"),
     ("budget", {"pair": "demo", "num_visits": "3", "attended_tokens": "50"},
      "--pair demo --num-visits 3 --attended-tokens 50.0"),
     ("matching", {"baseline": "demo", "experts_multiple": "1", "kv_heads": "free", "count": "3"},
      "--kv-heads free --experts-multiple 1 --baseline demo --count 3"),
+    ("matching", {"baseline": "200M", "layers": "4-9", "sparsity": "0.95", "attended_tokens": "390 400"},
+     "--layers 4-9 --sparsity 0.95 --baseline 200M --attended-tokens 390.0 400.0"),
     ("scaling", {"compute": "1e21 1e23", "sparsity": "0.9"}, "printed --compute 1e+21 1e+23 --sparsity 0.9"),
     ("serving", {"pair": "demo", "gpu": "l4", "batch": "8", "cache": "ideal", "memory_bandwidth": "1e9"},
      "--pair demo --batch 8 --cache ideal --gpu l4 --memory-bandwidth 1000000000.0"),
@@ -117,7 +120,7 @@ def option_names(options: type) -> set[str]:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("budget", budget.Options), ("matching", matching.Options), ("serving", serving.Options),
+    [("budget", budget.BudgetOptions), ("matching", matching.MatchingOptions), ("serving", serving.ServingOptions),
      ("scaling", scaling.PrintedOptions)],
 )  # fmt: skip
 def test_a_page_has_the_options_of_its_command_and_no_other(name: str, options: type) -> None:
@@ -163,7 +166,7 @@ def test_the_bars_add_up_to_what_a_network_costs() -> None:
     assert bars["x3"] == [smelt.parameters.total, baseline.parameters.total]
 
 
-def test_a_turned_knob_shows_at_once_whether_the_match_holds() -> None:
+def test_a_changed_knob_shows_at_once_whether_the_match_holds() -> None:
     test = page("budget")
     assert [metric.value for metric in test.metric] == ["+2.87%", "+0.43%", "+3.12%"]
     assert all(metric.delta.startswith("within") for metric in test.metric)
@@ -294,7 +297,7 @@ def test_runs_that_cannot_be_fitted_show_the_line_of_the_command(
 
 def test_each_pass_stands_on_the_roof() -> None:
     roof, *passes = chart(page("serving", batch="4"), 0)
-    found = serving.answers(serving.Options(pair="200M", load=serving.Load(batch=4)))
+    found = serving.answers(serving.ServingOptions(pair="200M", load=serving.Load(batch=4)))
     drawn = {trace["name"]: (trace["x"][0], trace["y"][0]) for trace in passes}
     for name, served in found.items():
         for phase, place in (("decode", served.decode), ("prefill", served.prefill)):
@@ -313,14 +316,15 @@ def test_each_pass_stands_on_the_roof() -> None:
             {"num_kv_heads": "5"},
             "num_heads must be a multiple of num_kv_heads (5); got 24",
         ),
-        ("budget", {"attended_tokens": "-1"}, "attended_tokens must be 0 or more; got -1.0"),
+        ("budget", {"attended_tokens": "-1"}, "attended_tokens must be at least 0; got -1.0"),
+        ("budget", {"layers": "4-3"}, "layers must be first-last or own; got 4-3"),
         ("budget", {"pair": "config files"}, "the networks must be named by either --pair or --config; got neither"),
         ("matching", {"visits": "0"}, "visits must be at least 1; got 0"),
         ("matching", {"depth": "deep"}, "depth must be whole number or baseline or free; got deep"),
         ("scaling", {"compute": "0"}, "--compute must be above 0; got 0.0"),
         ("scaling", {"sparsity": ""}, "--sparsity must name at least one value; got none"),
-        ("serving", {"kept_share": "2"}, "kept_share must be from 0 to 1; got 2.0"),
-        ("serving", {"l2_bytes": "-1"}, "l2_bytes must be above 0; got -1.0"),
+        ("serving", {"kept_share": "2"}, "kept_share must be at most 1; got 2.0"),
+        ("serving", {"l2_bytes": "-1"}, "l2_bytes must be at least 1; got -1.0"),
     ],
 )
 def test_what_a_command_refuses_is_one_line_on_its_page(name: str, query: dict[str, str], line: str) -> None:

@@ -14,7 +14,6 @@ from smelt_interp.costs.budget import (
     attention_interval,
     budget,
     figures,
-    last_digit,
     main,
     mismatch,
     printed_geometry,
@@ -57,24 +56,24 @@ def test_every_printed_figure_is_reproduced_to_its_last_digit(scale: str, archit
             if (scale, architecture, name) == ("1.6B", "baseline", "flop_ratio"):
                 assert ours == 1  # printed is the ratio of the row below it
             else:
-                assert abs(ours - printed.number(*row, name)) <= last_digit(name) / 2
+                assert printed.figure(*row, name).agrees(ours)
 
 
 def test_without_the_router_the_printed_totals_are_missed() -> None:
     row = ("grid", "rows", row_index("200M", "smelt"), "printed")
     parameters = budget(PAPER_ROWS["200M", "smelt"]).parameters
-    assert abs(parameters.active - parameters.router - printed.number(*row, "active")) > last_digit("active")
+    assert not printed.figure(*row, "active").agrees(parameters.active - parameters.router)
 
 
 @pytest.mark.parametrize(("scale", "architecture"), list(PAPER_ROWS))
 def test_the_derived_heads_lie_in_the_interval_that_contradicts_the_printed(scale: str, architecture: str) -> None:
     row = ("grid", "rows", row_index(scale, architecture), "printed")
     config = PAPER_ROWS[scale, architecture]
-    low, high = attention_interval(config, printed.number(*row, "active"), printed.number(*row, "total"))
+    low, high = attention_interval(config, printed.figure(*row, "active"), printed.figure(*row, "total"))
     assert low < budget(config).parameters.projections < high
     # The interval knows nothing of the expert width.
     assert (low, high) == attention_interval(
-        replace(config, expert_width=1), printed.number(*row, "active"), printed.number(*row, "total")
+        replace(config, expert_width=1), printed.figure(*row, "active"), printed.figure(*row, "total")
     )
 
 
@@ -125,16 +124,16 @@ def test_the_command_reads_two_configs_and_says_when_they_do_not_match(command: 
     assert report["budgets"][str(paths[0])]["attended_tokens"] == 100
 
 
-def test_the_command_turns_the_knobs_of_the_first_network_only(command: Command) -> None:
+def test_the_command_changes_the_knobs_of_the_first_network_only(command: Command) -> None:
     report = command.json(main, "--pair", "200M", "--num-visits", 3, "--num-experts", 320, "--span", 0.5)
-    turned = replace(PAPER_ROWS["200M", "smelt"], num_visits=3, num_experts=320)
-    assert report["budgets"]["smelt"] == figures(turned, budget(turned, 390))
+    changed = replace(PAPER_ROWS["200M", "smelt"], num_visits=3, num_experts=320)
+    assert report["budgets"]["smelt"] == figures(changed, budget(changed, 390))
     assert report["budgets"]["baseline"] == command.json(main, "--pair", "200M")["budgets"]["baseline"]
     assert not report["mismatch"]["within_paper_tolerance"]
-    assert "span must be a share of the layers" in command.refusal(main, "--pair", "200M", "--span", 2)
+    assert "span must be at most 1; got 2.0" in command.refusal(main, "--pair", "200M", "--span", 2)
 
 
-def test_a_config_is_compared_with_itself_turned(command: Command, tmp_path: Path) -> None:
+def test_a_config_is_compared_with_itself_changed(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(DEMO_SMELT.to_json()))
     budgets = command.json(main, "--config", path, path, "--num-experts", 32)["budgets"]
@@ -158,7 +157,9 @@ def test_bad_input_ends_in_one_line(command: Command, tmp_path: Path) -> None:
     assert "got both" in command.refusal(main, "--pair", "demo", "--config", path)
     assert "one file or two; got 3" in command.refusal(main, "--config", path, path, path)
     assert "a pair must be one of" in command.refusal(main, "--pair", "3B")
-    assert "attended_tokens must be 0 or more" in command.refusal(main, "--pair", "demo", "--attended-tokens", "-1")
+    assert "attended_tokens must be at least 0; got -1.0" in command.refusal(
+        main, "--pair", "demo", "--attended-tokens", "-1"
+    )
 
 
 def test_the_numbers_import_neither_torch_nor_an_optimiser() -> None:

@@ -1,9 +1,12 @@
 """Presets are the paper's grid and a demo pair, each matched."""
 
+from dataclasses import replace
+
 import pytest
 
+from smelt_interp.config import ModelConfig
 from smelt_interp.costs.budget import PAPER_TOLERANCE, budget, mismatch
-from smelt_interp.costs.presets import PAIRS, PAPER_PAIRS, PAPER_ROWS, causal_mean, middle_half, pair
+from smelt_interp.costs.presets import PAIRS, PAPER_PAIRS, PAPER_ROWS, causal_mean, pair
 from smelt_interp.errors import UserError
 from smelt_interp.paper import printed
 from smelt_interp.plan import plan, revisited_layers
@@ -22,9 +25,10 @@ def test_the_looped_layers_are_those_printed(scale: str) -> None:
     assert revisited_layers(plan(PAPER_PAIRS[scale].baseline)) == ()
 
 
-@pytest.mark.parametrize("num_layers", range(1, 40))
-def test_the_middle_half_is_the_printed_rule(num_layers: int) -> None:
-    assert middle_half(num_layers) == (int(0.25 * num_layers), int(0.75 * num_layers))
+@pytest.mark.parametrize("config", PAPER_ROWS.values(), ids=map(" ".join, PAPER_ROWS))
+def test_ungated_experts_of_one_and_a_half_times_the_width_cost_the_same(config: ModelConfig) -> None:
+    ungated = replace(config, gated_experts=False, expert_width=config.expert_width * 3 // 2)
+    assert budget(ungated, 390) == budget(config, 390)
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from smelt_interp.costs.budget import budget, last_digit, row_index
+from smelt_interp.config import ModelConfig
+from smelt_interp.costs.budget import budget, row_index
 from smelt_interp.costs.presets import DEMO_BASELINE, DEMO_SMELT, PAPER_PAIRS, PAPER_ROWS
-from smelt_interp.costs.sparsity import fully_active_control, main, sparsity
+from smelt_interp.costs.sparsity import fully_active_control, main, sparsity, with_sparsity
 from smelt_interp.errors import UserError
 from smelt_interp.paper import printed
 from tests.support.commands import Command
@@ -30,8 +31,7 @@ def test_the_control_itself_has_sparsity_zero() -> None:
 def test_the_sparsity_of_every_baseline_is_the_printed_one(scale: str) -> None:
     baseline = PAPER_ROWS[scale, "baseline"]
     found = sparsity(budget(baseline, 390), budget(fully_active_control(baseline), 390)).sparsity
-    figure = printed.number("grid", "rows", row_index(scale, "baseline"), "printed", "sparsity")
-    assert abs(found - figure) <= last_digit("sparsity") / 2
+    assert printed.figure("grid", "rows", row_index(scale, "baseline"), "printed", "sparsity").agrees(found)
 
 
 def test_twice_the_visits_halve_no_parameter_but_raise_the_equivalent() -> None:
@@ -40,6 +40,23 @@ def test_twice_the_visits_halve_no_parameter_but_raise_the_equivalent() -> None:
     assert once.parameter_ratio_sparsity == twice.parameter_ratio_sparsity
     assert twice.dense_equivalent_parameters == pytest.approx(1.5 * once.dense_equivalent_parameters)
     assert twice.sparsity < once.sparsity
+
+
+@pytest.mark.parametrize("wanted", [0.85, 0.95, 0.97])
+def test_a_wanted_sparsity_is_met_by_the_nearest_number_of_experts(wanted: float) -> None:
+    def measured(config: ModelConfig) -> float:
+        return sparsity(budget(config, 390), budget(fully_active_control(config), 390)).sparsity
+
+    found = with_sparsity(PAPER_ROWS["200M", "baseline"], wanted, 390)
+    off = [abs(measured(replace(found, num_experts=found.num_experts + more)) - wanted) for more in (-1, 0, 1)]
+    assert min(off) == off[1]
+    assert off[1] < 2e-3
+    assert with_sparsity(found, wanted, 390, multiple=8).num_experts == 8 * round(found.num_experts / 8)
+
+
+def test_a_sparsity_beyond_the_routers_cost_is_refused() -> None:
+    with pytest.raises(UserError, match=r"sparsity must be below 0\.\d+, where the router's FLOPs .*; got 0\.9999"):
+        with_sparsity(PAPER_ROWS["200M", "baseline"], 0.9999, 390)
 
 
 def test_a_looped_network_is_no_control() -> None:
