@@ -65,7 +65,7 @@ def inputs(options: Options, tokens: int, dtype: torch.dtype, device: torch.devi
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, device=device, dtype=torch.float32)
 
-    indices_NK, weights_NK, _ = route(
+    indices_NK, weights_NK, *_ = route(
         normal(tokens, options.num_experts), options.top_k, router="softmax", renormalise=True
     )
     w_in = normal(options.num_experts, 2 * options.expert_width, options.width) / options.width**0.5

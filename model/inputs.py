@@ -53,14 +53,18 @@ class Inputs:
         start_BT, mask_BS = self.segment_start_BT, self.attention_mask_BT
         if start_BT is not None and start_BT.shape != (batch, length):
             raise UserError(f"segment_start_BT must have the shape {(batch, length)}; got {tuple(start_BT.shape)}")
-        if start_BT is not None and (self.kv_cache is not None or mask_BS is not None):
-            raise UserError("segment_start_BT must come without kv_cache and attention_mask_BT; got both")
+        if start_BT is not None and self.kv_cache is not None:
+            raise UserError("segment_start_BT must come without a kv_cache; got both")
         if start_BT is not None:
             behind_BT = (start_BT >= 0) & (start_BT <= torch.arange(length, device=start_BT.device))
             require_all(behind_BT, start_BT, "segment_start_BT must lie from 0 to each token's own position")
         if mask_BS is not None and mask_BS.shape != (batch, self.held + length):
             raise UserError(
                 f"attention_mask_BT must have shape {(batch, self.held + length)}; got {tuple(mask_BS.shape)}"
+            )
+        if mask_BS is not None:
+            require_all(
+                (mask_BS == 0) | (mask_BS == 1), mask_BS, "attention_mask_BT must be 0 on padding and 1 elsewhere"
             )
 
     def _check_cache(self, batch: int, request: Request) -> None:
@@ -85,16 +89,17 @@ class Inputs:
         key_S = torch.arange(self.held + length, device=device)
         positions_BT, allowed_BTS = query_T[None], None
         causal_1TS = (key_S <= query_T[:, None])[None]
-        if self.segment_start_BT is not None:
-            positions_BT = query_T - self.segment_start_BT
-            allowed_BTS = causal_1TS & (key_S >= self.segment_start_BT[:, :, None])
-        elif self.attention_mask_BT is not None:
+        if self.attention_mask_BT is not None:
             real_BS = self.attention_mask_BT.bool()
             positions_BT = (real_BS.long().cumsum(-1) - 1).clamp(min=0)[:, self.held :]
             # A padding query sees itself alone: a row without any key would be not-a-number.
             allowed_BTS = (causal_1TS & real_BS[:, None]) | (key_S == query_T[:, None])
         elif self.held:
             allowed_BTS = causal_1TS
+        if self.segment_start_BT is not None:
+            positions_BT = query_T - self.segment_start_BT
+            within_BTS = causal_1TS & (key_S >= self.segment_start_BT[:, :, None])
+            allowed_BTS = within_BTS if allowed_BTS is None else within_BTS & allowed_BTS
         cos_BTC, sin_BTC = rotary(config, positions_BT)
         return Pass(
             request=request,

@@ -1,11 +1,11 @@
 """The physical layer: its weights, and the arithmetic that every visit runs with them.
 
-A layer holds no hook of its own. It is handed the step that is running (`model.step.Block`) and sends each
+A layer holds no hook of its own. It is handed the step that is running (`model.step_hooks.StepHooks`) and sends each
 intermediate value through that step's hook points, so two visits of one layer never share a hook.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,8 @@ from model.experts.expert_layer import experts, experts_traced, sum_slots
 from model.hooks.names import Request
 from model.kv_cache import KVCache
 from model.routing import Routing, gather_weights, route
+from model.step_hooks import AttentionHooks, MoEHooks, NormHooks, StepHooks
 from smelt_interp.config import ModelConfig
-
-if TYPE_CHECKING:
-    from model.step import AttentionHooks, Block, MoEHooks, NormHooks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +43,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(width))
 
-    def forward(self, x: Tensor, hooks: "NormHooks | None" = None) -> Tensor:
+    def forward(self, x: Tensor, hooks: NormHooks | None = None) -> Tensor:
         """Same shape as `x`. `hooks` sees the scale and the normalised value before the gain."""
         return rms_norm(x, self.weight, self.eps, hooks)
 
@@ -64,7 +62,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_width, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_width, config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x_BTD: Tensor, *, hooks: "AttentionHooks", scale: float, run: Pass) -> Tensor:
+    def forward(self, x_BTD: Tensor, *, hooks: AttentionHooks, scale: float, run: Pass) -> Tensor:
         """The update of one visit, loop factor inside: (B, T, D)."""
         batch, length, _ = x_BTD.shape
         q_BTQC = hooks.hook_q(self.q_proj(x_BTD).view(batch, length, self.num_heads, self.head_width))
@@ -91,12 +89,18 @@ class Attention(nn.Module):
         update_BTD: Tensor = self.o_proj(z_BTQC.flatten(2))
         return update_BTD * scale
 
+    def input_weight(self, which: Literal["q", "k", "v"]) -> Tensor:
+        """The matrix of queries, keys or values by head, (heads, D, C)."""
+        projection = {"q": self.q_proj, "k": self.k_proj, "v": self.v_proj}[which]
+        by_head: Tensor = projection.weight.unflatten(0, (-1, self.head_width))
+        return by_head.mT
+
     def output_weight(self) -> Tensor:
         """The output matrix by head, (Q, C, D), without the loop factor."""
         return self.o_proj.weight.T.reshape(self.num_heads, self.head_width, -1)
 
     def _eager(
-        self, q_BTQC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, allowed_BTS: Tensor | None, hooks: "AttentionHooks"
+        self, q_BTQC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, allowed_BTS: Tensor | None, hooks: AttentionHooks
     ) -> Tensor:
         batch, length, _, _ = q_BTQC.shape
         grouped_BTGRC = q_BTQC.unflatten(2, (self.num_kv_heads, -1))
@@ -120,11 +124,17 @@ class MixtureOfExperts(nn.Module):
         self.w_in = nn.Parameter(torch.empty(config.num_experts, num_in, config.width))
         self.w_out = nn.Parameter(torch.empty(config.num_experts, config.width, config.expert_width))
 
-    def forward(self, x_BTD: Tensor, *, hooks: "MoEHooks", scale: float, run: Pass) -> tuple[Tensor, Routing]:
+    def forward(self, x_BTD: Tensor, *, hooks: MoEHooks, scale: float, run: Pass) -> tuple[Tensor, Routing]:
         """The update of one visit, loop factor inside: (B, T, D); and its routing, with axes B and T in place of N."""
         config = self.config
         logits_BTE = hooks.hook_router_logits(self.router(x_BTD).float())
-        routing = route(logits_BTE, config.top_k, router=config.router, renormalise=config.renormalise_top_k)
+        routing = route(
+            logits_BTE,
+            config.top_k,
+            router=config.router,
+            renormalise=config.renormalise_top_k,
+            site=hooks.hook_router_logits.name,
+        )
         indices_BTK = hooks.hook_expert_indices(routing.expert_indices_NK)
         # Gathered from the indices that left the hook, so an edit there is followed; without one it is the same value.
         weights_BTK = gather_weights(routing.scores_NE, indices_BTK, renormalise=config.renormalise_top_k)
@@ -142,7 +152,7 @@ class MixtureOfExperts(nn.Module):
             out_BTD = sum_slots(result_BTKD.flatten(0, 1)).unflatten(0, shape_BT)
         else:
             out_BTD = experts(call).unflatten(0, shape_BT) * scale
-        return out_BTD, Routing(indices_BTK, weights_BTK, routing.scores_NE)
+        return out_BTD, Routing(indices_BTK, weights_BTK, routing.scores_NE, routing.logits_NE)
 
 
 class Layer(nn.Module):
@@ -155,7 +165,7 @@ class Layer(nn.Module):
         self.ln2 = RMSNorm(config.width, config.norm_eps)
         self.mlp = MixtureOfExperts(config)
 
-    def forward(self, resid_BTD: Tensor, *, step: "Block", run: Pass) -> tuple[Tensor, Routing]:
+    def forward(self, resid_BTD: Tensor, *, step: StepHooks, run: Pass) -> tuple[Tensor, Routing]:
         """The residual stream after this visit (B, T, D), and the visit's routing."""
         resid_BTD = step.hook_resid_pre(resid_BTD)
         attn_out_BTD = self.attn(self.ln1(resid_BTD, step.ln1), hooks=step.attn, scale=step.scale, run=run)
@@ -164,7 +174,7 @@ class Layer(nn.Module):
         return step.hook_resid_post(mid_BTD + step.hook_mlp_out(mlp_out_BTD)), routing
 
 
-def rms_norm(x: Tensor, gain: Tensor, eps: float, hooks: "NormHooks | None") -> Tensor:
+def rms_norm(x: Tensor, gain: Tensor, eps: float, hooks: NormHooks | None) -> Tensor:
     """The norm itself, statistics in float32, with its hook points if it has any."""
     x_float = x.float()
     scale = (x_float.pow(2).mean(-1, keepdim=True) + eps).sqrt()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -18,20 +18,11 @@ from model.hooks.names import AttentionPath
 from model.inputs import Inputs
 from model.kv_cache import KVCache
 from model.layer import Layer
-from model.losses import next_token_loss
+from model.losses import Loss, OverSteps, next_token_loss, routed_tokens, routing_losses
 from model.readout import FinalNorm, TiedUnembedding
-from model.routing import Routing, balance_loss
+from model.routing import Routing
 from model.step import Block, LayerRef
 from smelt_interp.config import ModelConfig
-
-
-class Loss(NamedTuple):
-    """Training losses of one batch, each a scalar."""
-
-    next_token: Tensor
-    """Mean cross-entropy in nats over the targets that count."""
-    balance: Tensor
-    """Switch load-balancing loss, mean over steps; 1 for uniform routing."""
 
 
 class LoopedMoE(LoopedModel):
@@ -115,9 +106,12 @@ class LoopedMoE(LoopedModel):
         tokens_BT: Tensor,
         *,
         segment_start_BT: Tensor | None = None,
+        attention_mask_BT: Tensor | None = None,
         attention: AttentionPath = "fast",
+        over_steps: OverSteps = "mean",
     ) -> Loss:
-        """Losses of predicting each next token; the first token of a row or of a document is never a target.
+        """Losses of predicting each next token. The first token of a row or of a document is never a target, padding
+        counts in none of the losses; `over_steps` says how the routing losses of the steps become one.
 
         Under `fully_shard` it is a forward method of its own: `register_fsdp_forward_method(network, "loss")`.
         """
@@ -125,11 +119,15 @@ class LoopedMoE(LoopedModel):
         with self.lock:
             self.check_hooks(self.request(attention=attention))
             logits_BTW = self.forward(
-                tokens_BT, segment_start_BT=segment_start_BT, attention=attention, routings=routings
+                tokens_BT,
+                segment_start_BT=segment_start_BT,
+                attention_mask_BT=attention_mask_BT,
+                attention=attention,
+                routings=routings,
             )
-        next_token = next_token_loss(tokens_BT, logits_BTW, segment_start_BT=segment_start_BT)
-        balance = [balance_loss(routing.scores_NE, routing.expert_indices_NK) for routing in routings]
-        return Loss(next_token, torch.stack(balance).mean())
+        counts_BT = routed_tokens(tokens_BT, segment_start_BT, attention_mask_BT)
+        balance, router_z = routing_losses(routings, counts_BT, over_steps)
+        return Loss(next_token_loss(tokens_BT, logits_BTW, segment_start_BT, attention_mask_BT), balance, router_z)
 
     def compiled(self) -> Callable[[Tensor], Tensor]:
         """Logits of whole rows on the fast path as one compiled graph. A compiled graph runs no hooks, so calling it

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from model.layer import rms_norm
-from model.step import NormHooks
+from model.step_hooks import NormHooks
 
 
 class FinalNorm(NormHooks):

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from model.hooks.finite import check_finite
 from smelt_interp.config import RouterKind
 from smelt_interp.errors import UserError
 
@@ -18,23 +19,28 @@ class Routing(NamedTuple):
     """Their weights, float32 (float64 for float64 logits)."""
     scores_NE: Tensor
     """The score of every expert, from which the weights are gathered."""
+    logits_NE: Tensor
+    """What the scores were computed from."""
 
 
-def route(logits_NE: Tensor, top_k: int, *, router: RouterKind, renormalise: bool) -> Routing:
+def route(
+    logits_NE: Tensor, top_k: int, *, router: RouterKind, renormalise: bool, site: str = "router logits"
+) -> Routing:
     """The top k experts of each token; of equal scores the lowest id wins.
 
-    Scores are computed in float32 at least. Any number of leading axes. Raises `UserError` when a logit is NaN or
-    infinite (checked on a CPU at once; elsewhere asserted on the device, without waiting for it) and when top_k is
+    Scores are computed in float32 at least. Any number of leading axes. Raises `UserError`, naming `site`, when a logit
+    is NaN or infinite (checked on a CPU at once; on a GPU asserted there, without waiting for it) and when top_k is
     outside 1..E.
     """
     num_experts = logits_NE.shape[-1]
     if not 1 <= top_k <= num_experts:
         raise UserError(f"top_k must be in 1..{num_experts}, the number of experts; got {top_k}")
-    _check_finite(logits_NE)
+    check_finite(site, logits_NE, wait=False)
     logits_NE = logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
     scores_NE = logits_NE.softmax(-1) if router == "softmax" else logits_NE.sigmoid()
     expert_indices_NK = _top_k_lowest_id(scores_NE.detach(), top_k)
-    return Routing(expert_indices_NK, gather_weights(scores_NE, expert_indices_NK, renormalise=renormalise), scores_NE)
+    weights_NK = gather_weights(scores_NE, expert_indices_NK, renormalise=renormalise)
+    return Routing(expert_indices_NK, weights_NK, scores_NE, logits_NE)
 
 
 def gather_weights(scores_NE: Tensor, expert_indices_NK: Tensor, *, renormalise: bool) -> Tensor:
@@ -56,33 +62,34 @@ def gather_weights(scores_NE: Tensor, expert_indices_NK: Tensor, *, renormalise:
     return weights_NK / weights_NK.sum(-1, keepdim=True) if renormalise else weights_NK
 
 
-def balance_loss(scores_NE: Tensor, expert_indices_NK: Tensor) -> Tensor:
-    """E * sum over experts of (mean score) * (fraction of assignments): 1 when both are uniform.
+def balance_loss(routing: Routing, counts_N: Tensor) -> Tensor:
+    """E * sum over experts of (mean score) * (fraction of assignments), over the tokens that count: 1 when both are
+    uniform.
 
     The auxiliary loss of Switch Transformers (arXiv:2101.03961, equations 4 to 6), with assignments counted over all
     K choices; scores are divided by their sum first, which changes nothing for softmax. The gradient flows through the
     scores alone.
     """
-    num_experts = scores_NE.shape[-1]
-    flat_NE = scores_NE.reshape(-1, num_experts)
-    mean_E = (flat_NE / flat_NE.sum(-1, keepdim=True)).mean(0)
-    fraction_E = torch.bincount(expert_indices_NK.reshape(-1), minlength=num_experts) / expert_indices_NK.numel()
+    num_experts, top_k = routing.scores_NE.shape[-1], routing.expert_indices_NK.shape[-1]
+    flat_NE = routing.scores_NE.reshape(-1, num_experts)
+    share_N = _shares(counts_N, flat_NE)
+    mean_E = share_N @ (flat_NE / flat_NE.sum(-1, keepdim=True))
+    fraction_E = flat_NE.new_zeros(num_experts).index_add_(
+        0, routing.expert_indices_NK.flatten(), share_N.repeat_interleave(top_k) / top_k
+    )
     return num_experts * (mean_E * fraction_E).sum()
 
 
-def _check_finite(logits_NE: Tensor) -> None:
-    if logits_NE.numel() == 0:
-        return
-    extremes = torch.stack(logits_NE.detach().aminmax())  # NaN wins both
-    if logits_NE.device.type != "cpu" or torch.compiler.is_compiling():
-        torch._assert_async(torch.isfinite(extremes).all(), "router logits must be finite")
-    elif not torch.isfinite(extremes).all():
-        flat_NE = logits_NE.detach().reshape(-1, logits_NE.shape[-1])
-        token, expert = (~torch.isfinite(flat_NE)).nonzero()[0].tolist()
-        raise UserError(
-            f"router logits must be finite; got {flat_NE[token, expert].item()} for token {token}, expert {expert}; "
-            "look for an overflow or a NaN in the layers before"
-        )
+def router_z_loss(routing: Routing, counts_N: Tensor) -> Tensor:
+    """Mean of logsumexp(logits)^2 over the tokens that count (ST-MoE, arXiv:2202.08906, equation 5)."""
+    flat_NE = routing.logits_NE.reshape(-1, routing.logits_NE.shape[-1])
+    return _shares(counts_N, flat_NE) @ flat_NE.logsumexp(-1).square()
+
+
+def _shares(counts_N: Tensor, flat_NE: Tensor) -> Tensor:
+    """What each token counts in a mean, (N,)."""
+    counts_N = counts_N.flatten().to(flat_NE.dtype)
+    return counts_N / counts_N.sum()
 
 
 def _top_k_lowest_id(scores_NE: Tensor, top_k: int) -> Tensor:

@@ -1,53 +1,14 @@
-"""The step: one execution of a layer, with hook points of its own and no weights."""
+"""The step: one execution of a layer, with hook points of its own and no weights.
+
+Its weights by transformer-lens's names are the layer's. What reads the stream (`W_Q`, `W_K`, `W_V`, `W_in`, `W_gate`)
+is the layer's weight as it is; what writes to it (`W_O`, `W_out`) has the loop factor of the step inside.
+"""
 
 from torch import Tensor, nn
 
-from model.hooks.hook_point import SitePoint
 from model.layer import Layer, Pass
-
-
-class NormHooks(nn.Module):
-    """Hook points of one norm: the scale (B, T, 1), and the normalised value (B, T, D) before the gain."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hook_scale = SitePoint()
-        self.hook_normalized = SitePoint()
-
-
-class AttentionHooks(nn.Module):
-    """Hook points of one visit's attention, and its output weight with the loop factor inside."""
-
-    def __init__(self, step_index: int, layers: "LayerRef", scale: float) -> None:
-        super().__init__()
-        self.step_index = step_index
-        self.scale = scale
-        self._layers = layers
-        self.hook_q = SitePoint()
-        self.hook_k = SitePoint()
-        self.hook_v = SitePoint()
-        self.hook_rot_q = SitePoint()
-        self.hook_rot_k = SitePoint()
-        self.hook_attn_scores = SitePoint()
-        self.hook_pattern = SitePoint()
-        self.hook_z = SitePoint()
-        self.hook_result = SitePoint()
-
-    @property
-    def W_O(self) -> Tensor:
-        """Output weight by head (Q, C, D), loop factor inside, so that head results sum to `hook_attn_out`."""
-        return self._layers.layer.attn.output_weight() * self.scale
-
-
-class MoEHooks(nn.Module):
-    """Hook points of one visit's experts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hook_router_logits = SitePoint()
-        self.hook_expert_indices = SitePoint()
-        self.hook_expert_weights = SitePoint()
-        self.hook_expert_result = SitePoint()
+from model.step_hooks import AttentionHooks, MoEHooks, StepHooks
+from smelt_interp.errors import UserError
 
 
 class LayerRef:
@@ -68,25 +29,72 @@ class LayerRef:
         return layer
 
 
-class Block(nn.Module):
+class StepAttention(AttentionHooks):
+    """Hook points and weights of one visit's attention."""
+
+    def __init__(self, step_index: int, layers: LayerRef, scale: float) -> None:
+        super().__init__(step_index)
+        self.scale = scale
+        self._layers = layers
+
+    @property
+    def W_Q(self) -> Tensor:
+        """Query weight by head, (Q, D, C)."""
+        return self._layers.layer.attn.input_weight("q")
+
+    @property
+    def W_K(self) -> Tensor:
+        """Key weight by key/value head, (G, D, C)."""
+        return self._layers.layer.attn.input_weight("k")
+
+    @property
+    def W_V(self) -> Tensor:
+        """Value weight by key/value head, (G, D, C)."""
+        return self._layers.layer.attn.input_weight("v")
+
+    @property
+    def W_O(self) -> Tensor:
+        """Output weight by head (Q, C, D), loop factor inside, so that head results sum to `hook_attn_out`."""
+        return self._layers.layer.attn.output_weight() * self.scale
+
+
+class StepExperts(MoEHooks):
+    """Hook points and weights of one visit's experts."""
+
+    def __init__(self, layers: LayerRef, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self._layers = layers
+
+    @property
+    def W_in(self) -> Tensor:
+        """Weight of each expert's linear half, (E, D, F)."""
+        experts = self._layers.layer.mlp
+        return experts.w_in[:, -experts.config.expert_width :].mT
+
+    @property
+    def W_gate(self) -> Tensor:
+        """Weight of each expert's gate, (E, D, F). Raises `UserError` for experts without one."""
+        experts = self._layers.layer.mlp
+        if not experts.config.gated_experts:
+            raise UserError("W_gate must be asked of gated experts; got a network with gated_experts=False")
+        return experts.w_in[:, : experts.config.expert_width].mT
+
+    @property
+    def W_out(self) -> Tensor:
+        """Output weight of each expert, (E, F, D), loop factor inside, so that expert results sum to `hook_mlp_out`."""
+        return self._layers.layer.mlp.w_out.mT * self.scale
+
+
+class Block(StepHooks):
     """One step of the plan, under transformer-lens's name for a layer."""
 
     hook_out_is_single_residual_stream = True
     """transformer-lens's word for "the stream after the last step is what the unembedding reads"."""
 
     def __init__(self, step_index: int, layers: LayerRef, scale: float) -> None:
-        super().__init__()
-        self.scale = scale
+        super().__init__(scale, StepAttention(step_index, layers, scale), StepExperts(layers, scale))
         self._layers = layers
-        self.hook_resid_pre = SitePoint()
-        self.ln1 = NormHooks()
-        self.attn = AttentionHooks(step_index, layers, scale)
-        self.hook_attn_out = SitePoint()
-        self.hook_resid_mid = SitePoint()
-        self.ln2 = NormHooks()
-        self.mlp = MoEHooks()
-        self.hook_mlp_out = SitePoint()
-        self.hook_resid_post = SitePoint()
 
     @property
     def layer(self) -> Layer:

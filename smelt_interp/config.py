@@ -87,6 +87,10 @@ class ModelConfig:
             self.num_heads,
         )
         _require(self.top_k <= self.num_experts, f"top_k must be at most num_experts ({self.num_experts})", self.top_k)
+        # One expert's share of itself is 1 whatever the router says, so no loss would reach the router.
+        untrainable = self.renormalise_top_k and self.top_k == 1 < self.num_experts
+        rule = f"renormalise_top_k must be false when top_k is 1 of {self.num_experts} experts"
+        _require(not untrainable, rule, self.renormalise_top_k)
         span = f"{self.loop_start}..{self.loop_stop}"
         rule = f"the looped span must satisfy loop_start <= loop_stop <= num_layers ({self.num_layers})"
         _require(self.loop_start <= self.loop_stop <= self.num_layers, rule, span)

@@ -146,12 +146,13 @@ class LoopedModel(HookedRootModule):
             forward, backward = hook_list(fwd_hooks), hook_list(bwd_hooks)
             for name, _ in (*forward, *backward):
                 self._select(name)
-            with super().hooks(forward, backward, reset_hooks_end, clear_contexts):
-                try:
-                    yield self
-                except BaseException:
-                    super().reset_hooks(clear_contexts, level=self.context_level)
-                    raise
+            with super().hooks(forward, backward, True, clear_contexts and reset_hooks_end):
+                yield self
+                if not reset_hooks_end:
+                    for point in self._points().values():
+                        for handle in (*point.fwd_hooks, *point.bwd_hooks):
+                            if handle.context_level == self.context_level:
+                                handle.context_level = None  # as `add_hook` sets them: no later block takes them away
 
     def run_with_hooks(
         self,

@@ -78,17 +78,20 @@ def backcopy_rows(num: int, length: int, generator: np.random.Generator, tokeniz
     """`num` rows of `length` tokens, BOS first where the tokenizer has one; each is a document."""
     width = length - (tokenizer.bos_id is not None)
     rows = []
-    for uniform_T in generator.random((num, width)).tolist():
-        text = backcopy_row(uniform_T).decode()
-        source = MarkedText(text=text, document=document_id(DOMAIN, text), domain=DOMAIN)
-        ids_T, role_T = tokens_of(source, tokenizer)
+    for _ in range(num):
+        uniform_T: list[float] = []
+        ids_T = np.zeros(0, dtype=np.int32)
+        while len(ids_T) < width:  # once where a token is a symbol
+            uniform_T += generator.random(width).tolist()
+            text = backcopy_row(uniform_T).decode()
+            source = MarkedText(text=text, document=document_id(DOMAIN, text), domain=DOMAIN)
+            ids_T, role_T = tokens_of(source, tokenizer)
         rows.append(Row(with_bos(Tokens(ids_T[:width], role_T[:width]), tokenizer), source))
     return rows
 
 
 def backcopy_samples(num: int, *, length: int, seed: int, tokenizer: Tokenizer) -> Samples:
-    """`num` rows of bigram-backcopy text of at most `length` tokens: one symbol for each token of a row, so rows are
-    shorter where a token is several symbols.
+    """`num` rows of bigram-backcopy text of `length` tokens each.
 
     Raises UserError when `num` is below 1 or `length` below 2.
     """

@@ -1,6 +1,6 @@
 """Text with roles on its characters, and how a network's own tokenizer makes rows of tokens of it."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,6 +49,8 @@ class Row(NamedTuple):
 
     tokens: Tokens
     source: MarkedText
+    starts: tuple[int, ...] = (0,)
+    """Positions at which documents begin; attention stays inside each."""
 
 
 def joined(parts: Iterable[tuple[str, Role]]) -> tuple[str, tuple[Span, ...]]:
@@ -78,6 +80,11 @@ def tokens_of(source: MarkedText, tokenizer: Tokenizer) -> Tokens:
     return Tokens(encoding.ids_T, roles_of(encoding, source.text, source.spans))
 
 
+def joined_tokens(parts: Sequence[Tokens]) -> Tokens:
+    """The tokens of parts that follow one another."""
+    return Tokens(np.concatenate([part.ids_T for part in parts]), np.concatenate([part.role_T for part in parts]))
+
+
 def with_bos(tokens: Tokens, tokenizer: Tokenizer) -> Tokens:
     """The tokens after a BOS, or as they are for a tokenizer that has none."""
     if tokenizer.bos_id is None:
@@ -105,19 +112,21 @@ def samples_of(texts: Iterable[MarkedText], tokenizer: Tokenizer, length: int) -
 
 
 def padded(rows: list[Row], tokenizer: Tokenizer, length: int = 0) -> Samples:
-    """The rows as samples, each one segment, padded on the right to the longest or to `length`."""
+    """The rows as samples, padded on the right to the longest or to `length`."""
     if not rows:
         raise UserError("text must hold at least one token; got none")
     length_N = np.array([len(row.tokens.ids_T) for row in rows], dtype=np.int32)
     ids_NT = np.full((len(rows), max(length, length_N.max())), padding_id(tokenizer), dtype=np.int32)
     role_NT = np.full(ids_NT.shape, Role.PAD, dtype=np.uint8)
-    for number, (tokens, _) in enumerate(rows):
+    start_NT = np.zeros_like(ids_NT)
+    for number, (tokens, _, starts) in enumerate(rows):
         ids_NT[number, : len(tokens.ids_T)], role_NT[number, : len(tokens.role_T)] = tokens
+        start_NT[number, list(starts)] = starts
     return Samples(
         ids_NT=ids_NT,
         length_N=length_N,
         role_NT=role_NT,
-        segment_start_NT=np.zeros_like(ids_NT),
+        segment_start_NT=np.maximum.accumulate(start_NT, axis=1),
         domain_N=np.array([row.source.domain.encode() for row in rows], dtype=f"S{DOMAIN_WIDTH}"),
         episode_N=np.array([row.source.episode for row in rows], dtype=EPISODE),
         document_N=np.array([row.source.document for row in rows], dtype=np.int64),

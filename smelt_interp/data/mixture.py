@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -10,8 +11,9 @@ from pydantic import Field
 from smelt_interp.data.backcopy import backcopy_rows
 from smelt_interp.data.dyck import Total, filled_rows
 from smelt_interp.data.marked_text import padded
+from smelt_interp.data.packing import PackedText
 from smelt_interp.data.samples import Samples
-from smelt_interp.data.text import Domain, Source, Split, Windows, corpus
+from smelt_interp.data.text import Domain, Source, Split, Windows, corpus, own_corpus, split_corpus
 from smelt_interp.data.tokenizer import BYTES, Tokenizer
 from smelt_interp.errors import UserError
 from smelt_interp.validation import Seed, validated
@@ -37,6 +39,10 @@ class MixtureOptions:
     prose: Rows = 1
     math: Rows = 1
     backcopy: Rows = 2
+    text: tuple[str, ...] = ()
+    """Files or folders of text, each a domain: documents packed end to end, every one once an epoch."""
+    text_rows: Rows = 1
+    """Rows of each of these."""
     max_total: Total = 12
     """Longest bracket sequence; each Dyck row draws its own limit, even, 4 to this."""
     split: Split = "train"
@@ -46,7 +52,8 @@ class MixtureOptions:
     seed: Seed = 0
 
     def __post_init__(self) -> None:
-        if not sum((self.dyck_episode, self.dyck_standard, self.code, self.prose, self.math, self.backcopy)):
+        own = self.text_rows * len(self.text)
+        if not sum((self.dyck_episode, self.dyck_standard, self.code, self.prose, self.math, self.backcopy, own)):
             raise UserError("mixture rows must be at least 1 in all; got 0 of every kind")
 
 
@@ -68,15 +75,21 @@ class TrainingMixture:
         self.options = options
         wanted: dict[Domain, int] = {"code": options.code, "prose": options.prose, "math": options.math}
         corpora = {domain: corpus(domain, options.split, options.source) for domain in wanted if wanted[domain]}
+        own = {path: split_corpus(own_corpus(Path(path)), options.split) for path in options.text}
         self.corpora = tuple(
-            CorpusRecord(domain=domain, documents=len(texts.documents), bytes=texts.num_bytes(), digest=texts.digest())
-            for domain, texts in corpora.items()
+            CorpusRecord(
+                domain=texts.domain, documents=len(texts.documents), bytes=texts.num_bytes(), digest=texts.digest()
+            )
+            for texts in (*corpora.values(), *own.values())
         )
         self._tokenizer = tokenizer
         self._text = [(wanted[domain], Windows(texts, options.context, tokenizer)) for domain, texts in corpora.items()]
 
+        self._own = [PackedText(texts, options.context, options.seed, tokenizer) for texts in own.values()]
+
     def batch(self, step: int) -> Samples:
-        """The rows of a step (counted from 0), each exactly `context` tokens, BOS first."""
+        """The rows of a step (counted from 0), each exactly `context` tokens; one document a row, BOS first, but for
+        packed text."""
         o = self.options
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([o.seed, step])))
         rows = [
@@ -86,6 +99,8 @@ class TrainingMixture:
         for num, windows in self._text:
             rows += windows.draw(generator.random(num))
         rows += backcopy_rows(o.backcopy, o.context, generator, self._tokenizer)
+        for texts in self._own:
+            rows += texts.rows(step * o.text_rows, o.text_rows)
         return padded(rows, self._tokenizer)
 
     def order_digest(self, num_steps: int) -> str:

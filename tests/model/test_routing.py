@@ -1,10 +1,12 @@
 """Routing: the chosen experts, their weights, and what is refused."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
-from model.routing import balance_loss, gather_weights, route
+from model.routing import Routing, balance_loss, gather_weights, route, router_z_loss
 from smelt_interp.errors import UserError
 
 
@@ -71,7 +73,7 @@ def test_weights_carry_the_gradient_of_the_scores():
 def test_a_logit_that_is_not_finite_is_named(value):
     logits_NE = torch.zeros(4, 5)
     logits_NE[2, 3] = value
-    with pytest.raises(UserError, match=rf"router logits must be finite; got {value} for token 2, expert 3"):
+    with pytest.raises(UserError, match=rf"router logits must be finite; got {value} at index \(2, 3\)"):
         route(logits_NE, 2, router="softmax", renormalise=True)
     with pytest.raises(UserError, match="router logits must be finite"):
         route(torch.full((1, 5), value), 2, router="sigmoid", renormalise=True)
@@ -99,9 +101,16 @@ def test_no_tokens_route_to_no_experts():
     assert routing.expert_indices_NK.shape == routing.expert_weights_NK.shape == (0, 2)
 
 
+def routed(scores_NE: torch.Tensor, indices_NK: torch.Tensor) -> Routing:
+    return Routing(indices_NK, scores_NE.gather(-1, indices_NK), scores_NE, scores_NE.log())
+
+
+ALL = torch.ones(4, dtype=torch.bool)
+
+
 def test_balance_loss_is_one_when_uniform_and_num_experts_when_collapsed():
-    uniform = balance_loss(torch.full((4, 4), 0.25), torch.tensor([[0], [1], [2], [3]]))
-    collapsed = balance_loss(torch.eye(4)[[2, 2, 2]], torch.tensor([[2], [2], [2]]))
+    uniform = balance_loss(routed(torch.full((4, 4), 0.25), torch.tensor([[0], [1], [2], [3]])), ALL)
+    collapsed = balance_loss(routed(torch.eye(4)[[2, 2, 2, 2]], torch.tensor([[2], [2], [2], [2]])), ALL)
     assert uniform.item() == 1.0
     assert collapsed.item() == 4.0
 
@@ -111,5 +120,21 @@ def test_balance_loss_pushes_the_busiest_expert_down():
     with torch.no_grad():
         logits_NE[:, 5] += 3
     routing = route(logits_NE, 2, router="softmax", renormalise=True)
-    balance_loss(routing.scores_NE, routing.expert_indices_NK).backward()
+    balance_loss(routing, torch.ones(64)).backward()
     assert logits_NE.grad.mean(0).argmax() == 5
+
+
+def test_router_z_loss_is_the_mean_square_of_the_log_of_the_sum():
+    """Worked by hand: logits of ln 1, ln 3 sum to 4 in the exponential; those of zeros to 2."""
+    routing = route(torch.tensor([[0.0, 0.0], [0.0, math.log(3)]]), 1, router="sigmoid", renormalise=False)
+    assert router_z_loss(routing, torch.ones(2)).item() == pytest.approx((math.log(2) ** 2 + math.log(4) ** 2) / 2)
+
+
+@pytest.mark.parametrize("loss", [balance_loss, router_z_loss])
+def test_a_token_that_does_not_count_changes_no_routing_loss(loss):
+    logits_NE = torch.randn(6, 5, generator=torch.Generator().manual_seed(4))
+    whole = route(logits_NE, 2, router="softmax", renormalise=True)
+    part = route(logits_NE[1:4], 2, router="softmax", renormalise=True)
+    counts_N = torch.tensor([False, True, True, True, False, False])
+    torch.testing.assert_close(loss(whole, counts_N), loss(part, torch.ones(3)))
+    assert not torch.isclose(loss(whole, torch.ones(6)), loss(part, torch.ones(3)))

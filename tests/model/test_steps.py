@@ -36,6 +36,17 @@ def test_a_replaced_layer_is_used_at_every_visit():
     assert all(torch.equal(cache[name], expected_cache[name]) for name in expected_cache)
 
 
+@torch.no_grad()
+def test_a_replaced_embedding_of_a_tied_network_is_its_unembedding_too():
+    network, other, tokens_BT = tiny_network(VARIANTS["tied unembedding"]), tiny_network(seed=5), random_tokens()
+    expected = deepcopy(network)
+    expected.embed.load_state_dict(other.embed.state_dict())
+    network.embed = other.embed
+    assert network.unembed.weight is network.W_E is other.embed.weight
+    assert torch.equal(network(tokens_BT), expected(tokens_BT))
+    assert torch.equal(network.W_U, other.embed.weight.T)
+
+
 def test_a_replaced_layer_leaves_nothing_behind():
     """Neither saved nor pickled with the network."""
     network = tiny_network()
@@ -43,6 +54,36 @@ def test_a_replaced_layer_leaves_nothing_behind():
         network.layers[layer] = Layer(TINY)
     weights = sum(weight.numel() * 4 for weight in network.parameters())
     assert len(pickle.dumps(network)) < 1.5 * weights
+
+
+@pytest.mark.parametrize("name", ["as the paper", "three visits", "ungated experts"])
+@torch.no_grad()
+def test_weights_by_step_give_what_the_hooks_see(name):
+    """What reads the stream is the layer's weight as it is; what writes to it has the loop factor inside."""
+    network = tiny_network(VARIANTS[name])
+    config = network.config
+    _, cache = network.run_with_cache(random_tokens())
+    for step, block in enumerate(network.blocks):
+        normed_BTD = cache["ln1.hook_normalized", step] * block.layer.ln1.weight
+        for which, weight in (("q", block.attn.W_Q), ("k", block.attn.W_K), ("v", block.attn.W_V)):
+            made = torch.einsum("btd,hdc->bthc", normed_BTD, weight)
+            torch.testing.assert_close(made, cache[f"attn.hook_{which}", step], atol=1e-5, rtol=1e-4)
+        out_BTD = torch.einsum("btqc,qcd->btd", cache["attn.hook_z", step], block.attn.W_O)
+        torch.testing.assert_close(out_BTD, cache["hook_attn_out", step], atol=1e-5, rtol=1e-4)
+        normed_BTD = cache["ln2.hook_normalized", step] * block.layer.ln2.weight
+        hidden_BTEF = torch.einsum("btd,edf->btef", normed_BTD, block.mlp.W_in)
+        if config.gated_experts:
+            gate_BTEF = torch.einsum("btd,edf->btef", normed_BTD, block.mlp.W_gate)
+            hidden_BTEF = torch.nn.functional.silu(gate_BTEF) * hidden_BTEF
+        else:
+            hidden_BTEF = torch.nn.functional.silu(hidden_BTEF)
+            with pytest.raises(UserError, match="W_gate must be asked of gated experts"):
+                block.mlp.W_gate  # noqa: B018  # asked for
+        weight_BTE = torch.zeros(3, 12, config.num_experts).scatter(
+            -1, cache["mlp.hook_expert_indices", step], cache["mlp.hook_expert_weights", step]
+        )
+        out_BTD = torch.einsum("btef,efd,bte->btd", hidden_BTEF, block.mlp.W_out, weight_BTE)
+        torch.testing.assert_close(out_BTD, cache["hook_mlp_out", step], atol=1e-5, rtol=1e-4)
 
 
 def copied(network: LoopedMoE) -> LoopedMoE:

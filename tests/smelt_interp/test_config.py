@@ -16,6 +16,7 @@ RULES = [
     ("width", 10**400, r"width must be at most 1000000000000; got a number of 1329 bits"),
     ("num_layers", 10**9, "layers times visits must be at most 10000 steps; got 1000000002"),
     ("num_visits", 10**9, "layers times visits must be at most 10000 steps; got 2000000002"),
+    ("top_k", 1, r"renormalise_top_k must be false when top_k is 1 of 6 experts; got True"),
     ("top_k", 7, r"top_k must be at most num_experts \(6\); got 7"),
     ("num_heads", 3, r"num_heads must be a multiple of num_kv_heads \(2\); got 3"),
     ("head_width", 7, "head_width must be even with a rotary embedding; got 7"),

@@ -52,7 +52,7 @@ def test_every_count_of_tokens_up_to_128():
 def test_winners_above_id_255_are_used():
     x_ND, _, _, weights = layer_inputs(tokens=6, num_experts=288, top_k=8)
     logits_NE = torch.arange(288.0).expand(6, 288) / 100
-    indices_NK, weights_NK, _ = route(logits_NE, 8, router="softmax", renormalise=True)
+    indices_NK, weights_NK, *_ = route(logits_NE, 8, router="softmax", renormalise=True)
     assert indices_NK.min() == 280
     assert_close(*ours_and_truth((x_ND, indices_NK, weights_NK, weights), backend="torch"), BOUND)
 
@@ -172,7 +172,7 @@ def test_a_trace_holds_what_its_fields_say(backend, gated):
 def test_replayed_routing_gives_the_live_output_to_the_bit():
     x_ND, _, _, weights = layer_inputs(tokens=50, num_experts=16)
     logits_NE = torch.randn(50, 16, generator=torch.Generator().manual_seed(8))
-    indices_NK, live_NK, scores_NE = route(logits_NE, 4, router="softmax", renormalise=True)
+    indices_NK, live_NK, scores_NE, _ = route(logits_NE, 4, router="softmax", renormalise=True)
     replayed_NK = gather_weights(scores_NE, indices_NK.clone(), renormalise=True)
     live, replayed = (experts(ExpertCall(x_ND, indices_NK, w, weights)) for w in (live_NK, replayed_NK))
     assert torch.equal(live, replayed)

@@ -5,7 +5,7 @@ import pytest
 
 from smelt_interp.data.mixture import EMPTY_DIGEST, MixtureOptions, TrainingMixture, extend
 from smelt_interp.data.samples import Role
-from smelt_interp.data.text import corpus
+from smelt_interp.data.text import corpus, split_of
 from smelt_interp.data.tokenizer import BOS, PAD
 from smelt_interp.errors import UserError
 
@@ -71,6 +71,26 @@ def test_kinds_can_be_left_out():
     only = TrainingMixture(options)
     assert only.batch(0).domain_N.tolist() == [b"dyck", b"dyck", b"math"]
     assert [record.domain for record in only.corpora] == ["math"]
+
+
+def test_folders_of_text_are_domains_whose_training_side_is_packed(tmp_path):
+    for folder in ("tales", "letters"):
+        (tmp_path / folder).mkdir()
+        for number in range(20):
+            (tmp_path / folder / f"{number}.txt").write_text(f"{folder} {number} " * 9)
+    none = dict.fromkeys(("dyck_episode", "dyck_standard", "code", "prose", "math", "backcopy"), 0)
+    folders = (str(tmp_path / "tales"), str(tmp_path / "letters"))
+    mixture = TrainingMixture(MixtureOptions(**none, text=folders, text_rows=3, context=64))
+    assert [record.domain for record in mixture.corpora] == ["file:tales", "file:letters"]
+    assert all(10 <= record.documents < 20 for record in mixture.corpora)
+    held_out = [str(number) for number in range(20) if split_of("file:tales", f"{number}.txt") == "held_out"]
+    assert held_out
+    for step in range(8):
+        batch = mixture.batch(step)
+        assert batch.domain_N.tolist() == [b"file:tales"] * 3 + [b"file:letters"] * 3
+        assert (batch.segment_start_NT > 0).any()
+        text = b" ".join(b"".join(batch.row_text(row)) for row in range(3)).decode()
+        assert not any(f"tales {number} " in text for number in held_out)
 
 
 def test_token_stream_of_everything_but_text_is_pinned():

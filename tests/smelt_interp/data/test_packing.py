@@ -1,15 +1,18 @@
 """Packing documents into rows and taking them apart again."""
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from smelt_interp.data.dyck import DyckOptions, dyck_samples
-from smelt_interp.data.marked_text import MarkedText, Row, Tokens
-from smelt_interp.data.packing import pack, unpack
+from smelt_interp.data.marked_text import MarkedText, Row, Tokens, padded
+from smelt_interp.data.packing import PackedText, pack, unpack
 from smelt_interp.data.samples import Role
-from smelt_interp.data.tokenizer import BYTES
+from smelt_interp.data.text import Corpus, Document
+from smelt_interp.data.tokenizer import BOS, BYTES, EOS
 from smelt_interp.errors import UserError
 
 
@@ -66,3 +69,43 @@ def test_bad_documents_are_refused():
     packed = pack([document(0, 2)], 4, BYTES)
     with pytest.raises(UserError, match=r"one entry a token \(1, 4\)"):
         unpack(np.zeros((1, 3)), packed)
+
+
+def texts(*sizes: int) -> Corpus:
+    """Documents whose bytes name them."""
+    documents = [Document(name=str(number), data=bytes([97 + number]) * size) for number, size in enumerate(sizes)]
+    return Corpus(domain="text", documents=tuple(documents))
+
+
+SIZES = (7, 3, 30, 1, 12)
+PACKED = PackedText(texts(*SIZES), 10, 0, BYTES)
+
+
+def test_an_epoch_of_packed_text_is_every_document_once_from_bos_to_eos():
+    """53 bytes, five bos and five eos are six rows of ten; three tokens of the last document wait for no row."""
+    assert PACKED.rows_per_epoch == 6
+    stream = np.concatenate([row.tokens.ids_T for row in PACKED.rows(0, 6)])
+    documents = bytes(np.where(stream == BOS, ord("<"), np.where(stream == EOS, ord(">"), stream)).astype(np.uint8))
+    whole = [b"<" + bytes([97 + number]) * size + b">" for number, size in enumerate(SIZES)]
+    assert documents[:60] in {b"".join(order)[:60] for order in permutations(whole)}
+
+
+def test_rows_of_packed_text_depend_on_their_number_alone_and_epochs_on_their_order():
+    at_once = padded(PACKED.rows(0, 24), BYTES)
+    for first, num in ((5, 3), (12, 1)):
+        assert padded(PACKED.rows(first, num), BYTES).digest() == at_once.rows(slice(first, first + num)).digest()
+    epochs = {at_once.ids_NT[first : first + 6].tobytes() for first in range(0, 24, 6)}
+    assert len(epochs) > 1
+
+
+def test_segments_of_packed_text_begin_where_documents_do_and_where_a_row_does():
+    samples = padded(PACKED.rows(0, 12), BYTES)
+    begins_NT = samples.segment_start_NT == np.arange(10)
+    assert np.array_equal(begins_NT[:, 1:], samples.ids_NT[:, 1:] == BOS)
+    assert begins_NT[:, 0].all()
+    assert (samples.length_N == 10).all()
+
+
+def test_texts_that_fill_no_row_are_refused():
+    with pytest.raises(UserError, match="texts of text must fill a row of 10 tokens; got 9 in 1 documents"):
+        PackedText(texts(7), 10, 0, BYTES)
