@@ -5,8 +5,15 @@ OPEN ?= 1
 VENV := .venv
 RUN := $(VENV)/bin
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
+TESTS := $(RUN)/pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test check browser clean
+# These run as where torch is not installed; the other tests, in a second run, as they are.
+WITHOUT_TORCH := tests/smelt_interp $(addprefix tests/cache/test_,layout.py selection.py store.py verify.py)
+# What an x86 processor without AVX-512, and one without AVX2, would compute with.
+AVX2 := OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
+SSE4 := OPENBLAS_CORETYPE=Nehalem ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 NPY_DISABLE_CPU_FEATURES=X86_V3
+
+.PHONY: demo test check browser portable clean
 
 demo: $(VENV)/.installed
 	$(RUN)/python -m probes --ckpt checkpoints/demo-smelt --against checkpoints/demo-baseline
@@ -15,17 +22,24 @@ ifneq ($(OPEN),0)
 	$(RUN)/streamlit run app/main.py --server.port $(PORT)
 endif
 
-test: check browser
+test: check portable browser
 
 check: $(VENV)/.tested
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 	$(RUN)/lint-imports
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(RUN)/pytest -m "not browser"
+	$(TESTS) -p tests.support.without_torch $(WITHOUT_TORCH)
+	$(TESTS) -m "not browser" $(addprefix --ignore=,$(WITHOUT_TORCH))
+
+portable: $(VENV)/.tested
+ifeq ($(shell uname -m),x86_64)
+	$(AVX2) $(RUN)/pytest -m portable
+	$(SSE4) $(RUN)/pytest -m portable
+endif
 
 browser: $(VENV)/.tested
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(RUN)/pytest -m browser
+	$(RUN)/pytest -m browser
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)

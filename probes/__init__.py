@@ -1,1 +1,7 @@
 """One question a file, answered from a capture or from a running model."""
+
+from pathlib import Path
+
+from smelt_interp.terminal.command_modules import refuse_no_command
+
+refuse_no_command(Path(__file__).parents[1])

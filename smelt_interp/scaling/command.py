@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
-from smelt_interp.errors import UserError, run_command
+from smelt_interp.errors import UserError
 from smelt_interp.paper import printed
 from smelt_interp.scaling.fit import Grid, LawFit, bootstrap, fit
 from smelt_interp.scaling.law import (
@@ -331,7 +331,3 @@ def main() -> None:
     if not report["gains"]:
         print(NO_GAINS)
     print(brackets(options))
-
-
-if __name__ == "__main__":
-    run_command(main)
