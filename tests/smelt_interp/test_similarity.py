@@ -1,6 +1,6 @@
 """Similarity measures against closed forms, loops and simulated permutations."""
 
-from dataclasses import fields
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -16,6 +16,11 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
+def total(sums: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Added up over samples."""
+    return {name: x_N.sum(0) for name, x_N in sums.items()}
+
+
 def all_tokens(num: int, length: int) -> np.ndarray:
     return np.ones((num, length), dtype=bool)
 
@@ -28,17 +33,17 @@ def test_planted_cosine_is_returned_raw_and_per_head(rng):
     b[:, :, 0] = a[:, :, 0, :1] * [0.5, np.sqrt(0.75)]
     b[:, :, 1] = a[:, :, 1, :1] * [0.0, 2.0]
     sums = sim.cosine_sums(a, b, all_tokens(3, 5))
-    np.testing.assert_allclose(sim.raw_cosine(sim.pooled(sums)), [0.5, 0.0], atol=1e-12)
+    np.testing.assert_allclose(sim.raw_cosine(total(sums)), [0.5, 0.0], atol=1e-12)
 
 
 def test_a_common_offset_raises_the_raw_cosine_and_its_null_but_not_the_centred(rng):
     offset = np.full(16, 2.0)
     a, b = rng.normal(size=(2, 20, 200, 16)) + offset
     sums = sim.cosine_sums(a, b, all_tokens(20, 200))
-    raw, null = sim.raw_cosine(sim.pooled(sums)), sim.shuffled_raw_cosine(sim.pooled(sums))
+    raw, null = sim.raw_cosine(total(sums)), sim.shuffled_raw_cosine(total(sums))
     assert raw > 0.75  # |offset|^2 / (|offset|^2 + 16) = 64 / 80 for long vectors
     assert raw == pytest.approx(null, abs=5e-3)
-    assert abs(sim.centred_cosine(sim.pooled(sums))) < 0.02
+    assert abs(sim.centred_cosine(total(sums))) < 0.02
 
 
 def test_centred_cosine_equals_its_definition_over_measured_tokens_and_ignores_offsets(rng):
@@ -49,7 +54,7 @@ def test_centred_cosine_equals_its_definition_over_measured_tokens_and_ignores_o
     expected = (x * y).sum() / np.sqrt((x**2).sum() * (y**2).sum())
     for shift in (0.0, 5.0):
         sums = sim.cosine_sums(a + shift, b - 3 * shift, mask)
-        assert sim.centred_cosine(sim.pooled(sums)) == pytest.approx(expected, abs=1e-10)
+        assert sim.centred_cosine(total(sums)) == pytest.approx(expected, abs=1e-10)
 
 
 def test_cosine_nulls_are_the_mean_over_random_permutations_within_samples(rng):
@@ -60,11 +65,11 @@ def test_cosine_nulls_are_the_mean_over_random_permutations_within_samples(rng):
     for _ in range(3000):
         shuffled = np.stack([rng.permutation(sample) for sample in b])
         sums = sim.cosine_sums(a, shuffled, mask)
-        raw.append(sim.raw_cosine(sim.pooled(sums)))
-        centred.append(sim.centred_cosine(sim.pooled(sums)))
+        raw.append(sim.raw_cosine(total(sums)))
+        centred.append(sim.centred_cosine(total(sums)))
     for draws, expected in (
-        (raw, sim.shuffled_raw_cosine(sim.pooled(exact))),
-        (centred, sim.shuffled_centred_cosine(sim.pooled(exact))),
+        (raw, sim.shuffled_raw_cosine(total(exact))),
+        (centred, sim.shuffled_centred_cosine(total(exact))),
     ):
         assert np.mean(draws) == pytest.approx(expected, abs=5 * np.std(draws) / np.sqrt(3000))
 
@@ -75,23 +80,36 @@ def test_a_record_of_one_sample_does_not_depend_on_the_others(rng):
     whole = sim.cosine_sums(a, b, mask)
     for size in (1, 3):
         parts = [sim.cosine_sums(a[i : i + size], b[i : i + size], mask[i : i + size]) for i in range(0, 8, size)]
-        for field in fields(sim.CosineSums):
-            joined = np.concatenate([getattr(part, field.name) for part in parts])
-            np.testing.assert_allclose(joined, getattr(whole, field.name), rtol=1e-12)
+        for name, x_N in whole.items():
+            joined = np.concatenate([part[name] for part in parts])
+            np.testing.assert_allclose(joined, x_N, rtol=1e-12, atol=1e-12)
 
 
-def test_a_weight_of_two_is_the_sample_twice(rng):
-    a, b = rng.normal(size=(2, 3, 5, 4))
-    sums = sim.cosine_sums(a, b, all_tokens(3, 5))
-    twice = sim.cosine_sums(a[[0, 0, 2]], b[[0, 0, 2]], all_tokens(3, 5))
-    weight = np.array([2, 0, 1])
-    expected = sim.centred_cosine(sim.pooled(twice))
-    assert sim.centred_cosine(sim.pooled(sums, weight)) == pytest.approx(expected, rel=1e-12)
+def test_what_stands_at_tokens_that_are_not_measured_never_counts(rng):
+    a, b = rng.normal(size=(2, 4, 5, 2, 3))
+    rows = rng.dirichlet(np.ones(5), size=(4, 5, 2))
+    experts = rng.permuted(np.broadcast_to(np.arange(8), (4, 5, 8)), axis=-1)[..., :3]
+    mask = np.arange(5) < np.array([5, 3, 4, 1])[:, None]
+    weights = equal_weights(experts)
+    spoilt_a, spoilt_rows, spoilt_weights, spoilt_experts = a.copy(), rows.copy(), weights.copy(), experts.copy()
+    for spoilt in (spoilt_a, spoilt_rows, spoilt_weights):
+        spoilt[~mask] = np.nan
+    spoilt_experts[~mask] = -7
+    for right, spoilt in (
+        (sim.cosine_sums(a, b, mask), sim.cosine_sums(spoilt_a, b, mask)),
+        (sim.pattern_sums(rows, rows[::-1], mask), sim.pattern_sums(spoilt_rows, rows[::-1], mask)),
+        (
+            sim.overlap_sums(experts, weights, experts[::-1], weights, mask, 8),
+            sim.overlap_sums(spoilt_experts, spoilt_weights, experts[::-1], weights, mask, 8),
+        ),
+    ):
+        for name, x_N in right.items():
+            np.testing.assert_array_equal(spoilt[name], x_N)
 
 
 def test_equal_vectors_have_no_centred_cosine():
     a = np.ones((2, 3, 4))
-    assert np.isnan(sim.centred_cosine(sim.pooled(sim.cosine_sums(a, a, all_tokens(2, 3)))))
+    assert np.isnan(sim.centred_cosine(total(sim.cosine_sums(a, a, all_tokens(2, 3)))))
 
 
 def test_jensen_shannon_distance_equals_scipy_and_its_extremes(rng):
@@ -124,9 +142,9 @@ def test_pattern_sums_measure_only_the_masked_queries(rng):
     mask = np.array([[0, 1, 1, 1], [0, 1, 1, 0], [0, 1, 0, 0]], dtype=bool)
     sums = sim.pattern_sums(a, b, mask)
     expected = sim.jensen_shannon_distance(a[mask], b[mask]).mean(0)
-    np.testing.assert_allclose(sim.pattern_distance(sim.pooled(sums)), expected)
+    np.testing.assert_allclose(sim.pattern_distance(total(sums)), expected)
     cosine = (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
-    np.testing.assert_allclose(sim.pattern_cosine(sim.pooled(sums)), cosine[mask].mean(0))
+    np.testing.assert_allclose(sim.pattern_cosine(total(sums)), cosine[mask].mean(0))
 
 
 def choices(rng: np.random.Generator, shape: tuple[int, int], top_k: int, popularity: np.ndarray) -> np.ndarray:
@@ -145,7 +163,7 @@ def test_overlap_jaccard_and_weighted_sum_of_two_worked_choices():
     assert sim.expert_overlap(first, second).tolist() == [2.0]
     np.testing.assert_allclose(sim.weighted_overlap(first, weights_first, second, weights_second), [0.1 + 0.2])
     sums = sim.overlap_sums(first[None], weights_first[None], second[None], weights_second[None], all_tokens(1, 1), 8)
-    assert sim.mean_jaccard(sim.pooled(sums)) == pytest.approx(2 / 4)
+    assert sim.mean_jaccard(total(sums)) == pytest.approx(2 / 4)
 
 
 def test_uniform_null_is_the_hypergeometric_mean():
@@ -158,46 +176,50 @@ def test_skewed_popularity_alone_exceeds_the_uniform_null_and_the_popularity_nul
     sums = sim.overlap_sums(
         first, equal_weights(first), second, equal_weights(second), all_tokens(40, 100), len(popularity)
     )
-    observed = sim.mean_overlap(sim.pooled(sums))
+    observed = sim.mean_overlap(total(sums))
     assert observed > 2 * sim.uniform_overlap(4, 32)
-    assert observed == pytest.approx(sim.popularity_overlap(sim.pooled(sums)), abs=0.05)
-    assert observed == pytest.approx(sim.shuffled_overlap(sim.pooled(sums)), abs=0.05)
-    assert abs(sim.shuffled_overlap_z(sim.pooled(sums))) < 4
+    assert observed == pytest.approx(sim.popularity_overlap(total(sums)), abs=0.05)
+    assert observed == pytest.approx(sim.shuffled_overlap(total(sums)), abs=0.05)
+    assert abs(sim.shuffled_overlap_z(total(sums))) < 4
 
 
-def test_shuffle_null_of_the_overlap_matches_simulated_permutations_in_mean_and_spread(rng):
-    popularity = np.array([8.0, 4, 2, 1, 1, 1])
-    first, second = (choices(rng, (3, 7), 2, popularity) for _ in range(2))
-    mask = np.array([[1] * 7, [1] * 5 + [0] * 2, [1] * 6 + [0]], dtype=bool)
-    weights = equal_weights(first)
-    sums = sim.overlap_sums(first, weights, second, weights, mask, 6)
-    totals = []
-    for _ in range(4000):
-        total = 0.0
-        for n in range(3):
-            total += sim.expert_overlap(first[n][mask[n]], rng.permutation(second[n][mask[n]])).sum()
-        totals.append(total)
-    assert np.mean(totals) == pytest.approx(sums.shuffled_overlap.sum(), abs=5 * np.std(totals) / np.sqrt(4000))
-    assert np.var(totals) == pytest.approx(sums.shuffled_variance.sum(), rel=0.12)
-    z = (sums.overlap.sum() - np.mean(totals)) / np.std(totals)
-    assert sim.shuffled_overlap_z(sim.pooled(sums)) == pytest.approx(z, abs=0.15)
+def test_mean_and_variance_of_the_shuffle_are_those_of_all_permutations(rng):
+    """Exactly: every permutation of two samples of 5 and 4 tokens, shuffled independently."""
+    first, second = (choices(rng, (2, 5), 2, np.array([8.0, 4, 2, 1, 1])) for _ in range(2))
+    mask = np.arange(5) < np.array([[5], [4]])
+    sums = total(sim.overlap_sums(first, equal_weights(first), second, equal_weights(second), mask, 5))
+    shared = [
+        [sum(len({*a} & {*b}) for a, b in zip(first[n, :length].tolist(), order, strict=True))
+         for order in permutations(second[n, :length].tolist())]
+        for n, length in ((0, 5), (1, 4))
+    ]  # fmt: skip
+    every = np.array([one + other for one, other in product(*shared)], np.float64)
+    assert sums["shuffled_overlap"] == pytest.approx(every.mean(), rel=1e-12)
+    assert sums["shuffled_variance"] == pytest.approx(every.var(), rel=1e-12)
+    expected = (sums["overlap"] - every.mean()) / every.std()
+    assert sim.shuffled_overlap_z(sums) == pytest.approx(expected, rel=1e-12)
 
 
 def test_kept_choices_give_full_overlap_and_a_large_z(rng):
     first = choices(rng, (4, 50), 2, np.ones(8))
     weights = equal_weights(first)
     sums = sim.overlap_sums(first, weights, first[..., ::-1], weights, all_tokens(4, 50), 8)
-    assert (sim.mean_overlap(sim.pooled(sums)), sim.mean_jaccard(sim.pooled(sums))) == (2.0, 1.0)
-    assert sim.mean_weighted_overlap(sim.pooled(sums)) == pytest.approx(1.0)
-    assert sim.shuffled_overlap_z(sim.pooled(sums)) > 20
+    assert (sim.mean_overlap(total(sums)), sim.mean_jaccard(total(sums))) == (2.0, 1.0)
+    assert sim.mean_weighted_overlap(total(sums)) == pytest.approx(1.0)
+    assert sim.shuffled_overlap_z(total(sums)) > 20
 
 
 def test_one_token_a_sample_has_no_shuffle_and_no_z(rng):
     first = choices(rng, (4, 1), 2, np.ones(8))
     sums = sim.overlap_sums(first, equal_weights(first), first, equal_weights(first), all_tokens(4, 1), 8)
-    assert np.isnan(sim.shuffled_overlap_z(sim.pooled(sums)))
+    assert np.isnan(sim.shuffled_overlap_z(total(sums)))
 
 
 def test_bad_input_is_refused():
     with pytest.raises(UserError, match="one shape that begins with the mask's"):
         sim.cosine_sums(np.ones((2, 3, 4)), np.ones((2, 3, 5)), all_tokens(2, 3))
+    experts, weights = np.array([[[0, 8]]]), np.ones((1, 1, 2))
+    with pytest.raises(UserError, match=r"chosen experts must be 0 to 7; got 8: record it again"):
+        sim.overlap_sums(experts, weights, experts - 1, weights, all_tokens(1, 1), 8)
+    with pytest.raises(UserError, match=r"chosen experts must be 0 to 8; got -1: record it again"):
+        sim.overlap_sums(experts, weights, experts - 1, weights, all_tokens(1, 1), 9)
