@@ -10,31 +10,28 @@ Each episode asks one query after k demonstrations. Scores are read from one for
 
 Beside each score, what shortcuts without a stack reach on the same episodes (`smelt_interp.data.dyck_scores.SHORTCUTS`;
 all but the constant are given the answer's length and the pairing); beside the loss, that of a uniform guess.
-Queries whose own prefix already shows a pair that the answer needs are counted apart: they need no demonstration.
+Queries whose own prefix already shows a pair that the answer needs are counted apart: they need no demonstration. An
+interval of a share is the exact binomial one, since each episode answers a query once; that of the loss is the
+bootstrap's.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cache.batch import Batch
-from probes.running.contract import (
-    MOST_SAMPLES,
-    Estimate,
-    Level,
-    Row,
-    SampleSums,
-    by_level,
-    check_number,
-    estimates,
-    row,
-)
-from probes.running.source import DataSet
-from smelt_interp.config import ModelConfig
-from smelt_interp.data.dyck import DyckOptions, Pairing, Rendering, dyck_samples
+from probes.running import command
+from probes.running.probe import Result, answer
+from probes.statistics.arrays import Mask, ratio, to_numpy
+from probes.statistics.grid import Level, Place, Where
+from probes.statistics.quantities import NULL_PREFIX, Quantity
+from probes.statistics.sums import Reduced, Sums, Totals
+from smelt_interp.architecture import Architecture, Loop
+from smelt_interp.arrays import Array
+from smelt_interp.data.datasets import DataOptions
 from smelt_interp.data.dyck_scores import (
     SHORTCUTS,
     answer_loss,
@@ -45,123 +42,82 @@ from smelt_interp.data.dyck_scores import (
     teacher_forced_first_closer,
 )
 from smelt_interp.data.samples import Role, Samples
-from smelt_interp.data.tokenizer import BYTES
 from smelt_interp.errors import UserError
+from smelt_interp.validation import validated
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = "Dyck in context"
-SCORES = ("exact match", "teacher-forced", "first closer", "loss (nats)")
-FULL, COMPACT = "full", "compact"
+DATA = DataOptions(samples=256, shots=(0, 1, 2, 4, 8))
+"""The same queries are asked at every number of shots."""
+
+SCORES = EXACT, FORCED, FIRST, LOSS = ("exact match", "teacher-forced", "first closer", "loss (nats)")
 ASKS_NOTHING = "not defined: no row asks a query; record --data dyck"
-_DYCK = DyckOptions()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Episodes:
-    """With --ckpt: which episodes. The same queries are asked at every number of shots."""
-
-    shots: tuple[int, ...] = (0, 1, 2, 4, 8)
-    """Numbers of demonstrations before the query."""
-    episodes: int = 256
-    """Episodes for each number of shots."""
-    seed: int = 0
-    """Seed of the episodes, and of the untrained network's weights."""
-    rendering: Rendering = _DYCK.rendering
-    """How a shot is written: `PREFIX:ANSWER`, or in full with an instruction line."""
-    pairing: Pairing = "episode"
-    """episode permutes the closers for each episode, in prefix, demonstrations and answer alike."""
-    num_types: int = _DYCK.num_types
-    """Bracket types, 1 to 4."""
-    max_total: int = _DYCK.max_total
-    """Brackets of prefix and answer together, at most; even."""
-
-    def __post_init__(self) -> None:
-        check_number("episodes", self.episodes, 1, MOST_SAMPLES)
-        check_number("seed", self.seed, 0)
-
-    def data_sets(self, context: int) -> tuple[DataSet, ...]:
-        """One data set with a part for each number of shots.
-
-        Raises UserError for shots that do not fit the context, naming the most that do, and for none or repeated ones.
-        """
-        if not self.shots or len(set(self.shots)) < len(self.shots):
-            raise UserError(f"shots must be one or more different numbers; got {list(self.shots)}")
-        parts = tuple(self._samples(shots, context) for shots in self.shots)
-        return (DataSet(name="dyck", parts=parts),)
-
-    def _samples(self, shots: int, context: int) -> Samples:
-        options = DyckOptions(
-            rendering=self.rendering,
-            pairing=self.pairing,
-            shots=(shots,),
-            num_types=self.num_types,
-            max_total=self.max_total,
-        )
-        return dyck_samples(options, self.episodes, seed=self.seed, length=context, tokenizer=BYTES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@validated
 class Options:
     """Nothing to choose: the episodes decide."""
 
 
-class Point(NamedTuple):
-    """All scores of one group of episodes."""
+class Group(NamedTuple):
+    """Episodes that are scored together."""
 
     rendering: str
     pairing: str
     shots: int
-    queries: str
-    """`all`, `pair shown`, `pair hidden`, `answer length 2`, `depth 3`."""
-    level: Level
-    scores: dict[str, Estimate]
-    nulls: dict[str, dict[str, float]]
-    """For each score, what each shortcut or a uniform guess reaches."""
+    split: str
+    """`all`, `pair shown`, `pair hidden`, `answer length`, `depth`."""
+    number: int
+    """The answer's length, or the depth; 0 where there is none."""
+
+    @property
+    def queries(self) -> str:
+        """The split as a row names it."""
+        return f"{self.split} {self.number}" if self.number else self.split
+
+    @property
+    def level(self) -> Level:
+        """Pairs shown or hidden are headlines of their own."""
+        return "split" if self.number else "headline"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DyckResult:
-    """Scores of one network against shots."""
-
-    points: tuple[Point, ...]
-
-    def rows(self) -> list[Row]:
-        """Headline: every score over all queries, exact match apart for queries that show a needed pair or do not."""
-        table: list[Row] = []
-        if not self.points:
-            table = [row("headline", score, None, where={"queries": "all"}, note=ASKS_NOTHING) for score in SCORES]
-        for point in self.points:
-            where: Row = {"rendering": point.rendering, "pairing": point.pairing, "shots": point.shots,
-                          "queries": point.queries}  # fmt: skip
-            for score, found in point.scores.items():
-                apart = point.queries != "all" and score != SCORES[0]
-                level: Level = "split" if apart else point.level
-                table.append(row(level, score, found, where=where, nulls=point.nulls[score]))
-        return by_level(sorted(table, key=lambda entry: SCORES.index(str(entry["quantity"]))))
+SPLITS = ("all", "pair shown", "pair hidden", "answer length", "depth")
+JOIN = "|"
+"""Between the parts of a sum's name."""
 
 
-def needs(config: ModelConfig) -> tuple[str, ...]:
+def needs(architecture: Architecture) -> tuple[str, ...]:
     """No site: log-probabilities and the most likely tokens are enough."""
     return ()
 
 
-def _by_sample(batch: Batch, which: NDArray[np.intp]) -> Mapping[str, NDArray[np.generic]]:
-    """Scores, floors and what an episode is, one number a sample."""
-    samples = batch.samples.rows(which)
-    argmax_BT = batch.argmax_BT[which]
-    episode_B = samples.episode_N
-    return {
-        SCORES[0]: teacher_forced(samples, argmax_BT, newline=True),
-        SCORES[1]: teacher_forced(samples, argmax_BT, newline=False),
-        SCORES[2]: teacher_forced_first_closer(samples, argmax_BT),
-        SCORES[3]: answer_loss(samples, batch.logprob_BT[which]),
-        **{f"all {name}": right_B for name, right_B in floors(samples).items()},
-        **{f"first {name}": right_B for name, right_B in first_closer_floors(samples).items()},
-        **{name: episode_B[name] for name in ("shots", "depth", "answer_length", "episode_pairing", "pair_shown")},
-        "full": (samples.role_NT == Role.INSTRUCTION).any(-1),
-    }
+def start(architecture: Architecture, options: Options) -> Sums[int, Options]:
+    """Scores and floors by group of episodes."""
+    return Sums(architecture, options, lay_out, reduce, quantities)
+
+
+def result(sums: Sums[int, Options]) -> Result:
+    """Scores by rendering, pairing and shots, and within them by pair shown, answer length and depth.
+
+    Rows that ask nothing (text, training rows) are passed over.
+    """
+    return answer(sums, figures)
+
+
+# Arithmetic
+
+
+def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> int:
+    """No step is measured; the size of the vocabulary, for a uniform guess."""
+    return batch.architecture.vocab_size
+
+
+def asking(samples: Samples) -> Mask:
+    """Rows that ask a query. -> (B,)"""
+    asks_B: Mask = (samples.role_NT == Role.ANSWER).any(-1) & (samples.episode_N["shots"] >= 0)
+    return asks_B
 
 
 def first_closer_floors(samples: Samples) -> dict[str, NDArray[np.bool_]]:
@@ -173,91 +129,124 @@ def first_closer_floors(samples: Samples) -> dict[str, NDArray[np.bool_]]:
     }
 
 
-def measure(batches: Iterable[Batch], options: Options) -> DyckResult:
-    """Scores by rendering, pairing and shots, and within them by pair shown, answer length and depth.
-
-    Rows that ask nothing (text, training rows) are passed over; without any other the result has no points. Raises
-    UserError without rows.
-    """
-    sums = SampleSums()
-    vocab_size = 0
-    for batch in batches:
-        which = np.flatnonzero((batch.samples.role_NT == Role.ANSWER).any(-1) & (batch.samples.episode_N["shots"] >= 0))
-        vocab_size = batch.config.vocab_size
-        if len(which):
-            sums.add(batch.sample_ids[which], _by_sample(batch, which))
-    if vocab_size and sums.empty:
-        return DyckResult(points=())
-    by_sample = sums.finish()[1]
-    kinds = np.stack([by_sample["full"], by_sample["episode_pairing"], by_sample["shots"]], -1).astype(np.int64)
-    points = []
-    for full, episode_pairing, shots in np.unique(kinds, axis=0):
-        of_kind = (kinds == (full, episode_pairing, shots)).all(-1)
-        kind = (FULL if full else COMPACT, "episode" if episode_pairing else "standard", int(shots))
-        for name, level, of_split in _splits(by_sample):
-            if (chosen := of_kind & of_split).any():
-                inside = {key: np.asarray(array[chosen], np.float64) for key, array in by_sample.items()}
-                points.append(_point(kind, name, level, inside, vocab_size))
-    return DyckResult(points=tuple(points))
+def groups(samples: Samples) -> Iterator[tuple[Group, Mask]]:
+    """Every group that occurs, with its rows (B,)."""
+    episode_B = samples.episode_N
+    full_B = (samples.role_NT == Role.INSTRUCTION).any(-1)
+    numbers = {"all": np.zeros(len(samples), np.int64), "answer length": episode_B["answer_length"],
+               "depth": episode_B["depth"]}  # fmt: skip
+    kinds = np.stack([full_B, episode_B["episode_pairing"], episode_B["shots"]], -1).astype(np.int64)
+    for full, permuted, shots in np.unique(kinds, axis=0):
+        of_kind_B = (kinds == (full, permuted, shots)).all(-1)
+        kind = ("full" if full else "compact", "episode" if permuted else "standard", int(shots))
+        for split, shown in (("pair shown", True), ("pair hidden", False)):
+            yield Group(*kind, split, 0), of_kind_B & (episode_B["pair_shown"] == shown)
+        for split, number_B in numbers.items():
+            for number in np.unique(number_B[of_kind_B]).tolist():
+                yield Group(*kind, split, number), of_kind_B & (number_B == number)
 
 
-def _splits(by_sample: Mapping[str, NDArray[np.generic]]) -> list[tuple[str, Level, NDArray[np.bool_]]]:
-    shown_N = by_sample["pair_shown"].astype(np.bool_)
-    splits: list[tuple[str, Level, NDArray[np.bool_]]] = [
-        ("all", "headline", np.ones_like(shown_N)),
-        ("pair shown", "headline", shown_N),
-        ("pair hidden", "headline", ~shown_N),
-    ]
-    for name, words in (("answer_length", "answer length"), ("depth", "depth")):
-        splits += [(f"{words} {value}", "split", by_sample[name] == value) for value in np.unique(by_sample[name])]
-    return splits
+def reduce(batch: Batch, vocab_size: int, options: Options) -> Reduced:
+    """Scores, floors and episodes of each group, one number a sample."""
+    asks_B = asking(batch.samples)
+    if not asks_B.any():
+        return Reduced()
+    which = np.flatnonzero(asks_B)
+    samples = batch.samples.rows(which)
+    logprob_BT, argmax_BT = to_numpy(batch.logprob_BT)[which], to_numpy(batch.argmax_BT)[which].astype(np.int64)
+    score_BK = np.stack([
+        teacher_forced(samples, argmax_BT, newline=True),
+        teacher_forced(samples, argmax_BT, newline=False),
+        teacher_forced_first_closer(samples, argmax_BT),
+        answer_loss(samples, logprob_BT),
+    ], -1)  # fmt: skip
+    if not np.isfinite(score_BK).all():
+        raise UserError(
+            f"answers to score must have finite log-probabilities; got {score_BK[~np.isfinite(score_BK)][0]} from the "
+            f"unembedding, in samples {batch.sample_ids[0]} to {batch.sample_ids[-1]}: mend the network"
+        )
+    floor_BK = np.stack([*floors(samples).values(), *first_closer_floors(samples).values()], -1)
+    sums: dict[str, Array] = {}
+    whole: dict[str, Array] = {}
+    defined: dict[str, Mask] = {}
+    for group, inside_B in groups(samples):
+        of_group_B = np.zeros(len(asks_B), np.bool_)
+        of_group_B[which] = inside_B
+        name = JOIN.join(map(str, group))
+        scores_BK = np.zeros((len(asks_B), len(SCORES)))
+        scores_BK[which[inside_B]] = score_BK[inside_B]
+        sums |= {f"scores{JOIN}{name}": scores_BK, f"episodes{JOIN}{name}": of_group_B}
+        whole[f"floors{JOIN}{name}"] = floor_BK[inside_B].sum(0)
+        defined[name] = of_group_B
+    return Reduced(by_sample=sums, whole=whole, defined=defined)
 
 
-def _point(
-    kind: tuple[str, str, int], name: str, level: Level, inside: Mapping[str, NDArray[np.float64]], vocab_size: int
-) -> Point:
-    score_NK = np.stack([inside[score] for score in SCORES], 1)
-    value_K, low_K, high_K = (array.tolist() for array in estimates(score_NK, np.ones(len(score_NK))))
-    whole = {shortcut.replace(" ", "_"): float(inside[f"all {shortcut}"].mean()) for shortcut in SHORTCUTS}
-    first = {shortcut.replace(" ", "_"): float(inside[f"first {shortcut}"].mean()) for shortcut in SHORTCUTS}
-    nulls = dict(zip(SCORES, (whole, whole, first, {"uniform": float(np.log(vocab_size))}), strict=True))
-    scores = {score: Estimate(value_K[k], low_K[k], high_K[k], len(score_NK)) for k, score in enumerate(SCORES)}
-    return Point(*kind, name, level, scores, nulls)
+# What the sums say
 
 
-def figure(result: DyckResult) -> "Figure":
+def group_of(name: str) -> Group:
+    """The group that a sum's name ends with."""
+    rendering, pairing, shots, split, number = name.split(JOIN)[-5:]
+    return Group(rendering, pairing, int(shots), split, int(number))
+
+
+def quantities(totals: Totals[int, Options]) -> list[Quantity]:
+    """Each score of each group: headline over all queries, and those that show a needed pair or do not."""
+    if not totals.n:
+        nothing, places = np.full((1, 1, 1), np.nan), [Place("headline", {"queries": "all"}, [0], [])]
+        return [Quantity(name=score, value_RLH=nothing, places=places, n=0, undefined=ASKS_NOTHING) for score in SCORES]
+    names = sorted(totals.n, key=lambda name: (*group_of(name)[:3], SPLITS.index(group_of(name).split), group_of(name)))
+    return [_score(totals, name, k) for k in range(len(SCORES)) for name in names]
+
+
+def _score(totals: Totals[int, Options], name: str, k: int) -> Quantity:
+    """One score of one group, with its floors."""
+    group, score = group_of(name), SCORES[k]
+    scores_RK, episodes_R = (totals.sums[f"{word}{JOIN}{name}"] for word in ("scores", "episodes"))
+    floor_K = ratio(totals.whole[f"floors{JOIN}{name}"], episodes_R[:1])
+    of_score = floor_K[len(SHORTCUTS) :] if score == FIRST else floor_K[: len(SHORTCUTS)]
+    floor = {shortcut.replace(" ", "_"): float(x) for shortcut, x in zip(SHORTCUTS, of_score, strict=True)}
+    where: Where = {
+        "rendering": group.rendering,
+        "pairing": group.pairing,
+        "shots": group.shots,
+        "queries": group.queries,
+    }
+    apart = group.split != "all" and score != EXACT
+    return Quantity(
+        name=score,
+        value_RLH=ratio(scores_RK[:, k], episodes_R)[:, None, None],
+        places=[Place("split" if apart else group.level, where, [0], [])],
+        n=totals.n[name],
+        nulls={"uniform": float(np.log(totals.layout))} if score == LOSS else floor,
+        share=score != LOSS,
+    )
+
+
+def figures(totals: Totals[int, Options]) -> "dict[str, Figure]":
     """Scores against shots, with the floors of exact match."""
     from plotly.graph_objects import Figure, Scatter
 
     drawn: Figure = Figure()
-    everything = [point for point in result.points if point.queries == "all"]
-    for rendering, pairing in dict.fromkeys((point.rendering, point.pairing) for point in everything):
-        points = [point for point in everything if (point.rendering, point.pairing) == (rendering, pairing)]
-        shots = [point.shots for point in points]
-        for score in SCORES[:3]:
-            found = [point.scores[score] for point in points]
-            error = {
-                "array": [each.high - each.value for each in found],
-                "arrayminus": [each.value - each.low for each in found],
-            }
-            name = f"{score}, {rendering}, {pairing} pairing"
-            drawn.add_trace(
-                Scatter(x=shots, y=[each.value for each in found], error_y=error, name=name, mode="lines+markers")
-            )
-        for shortcut in points[0].nulls[SCORES[0]]:
-            floor = [point.nulls[SCORES[0]][shortcut] for point in points]
-            name = f"floor: {shortcut.replace('_', ' ')}, {rendering}, {pairing} pairing"
-            drawn.add_trace(Scatter(x=shots, y=floor, name=name, mode="lines", line={"dash": "dot"}))
+    rows = [row for quantity in quantities(totals) if not quantity.undefined for row in quantity.rows()]
+    rows = [row for row in rows if row["queries"] == "all" and row["quantity"] != LOSS]
+    for score, rendering, pairing in dict.fromkeys((r["quantity"], r["rendering"], r["pairing"]) for r in rows):
+        of = [r for r in rows if (r["quantity"], r["rendering"], r["pairing"]) == (score, rendering, pairing)]
+        shots, where = [r["shots"] for r in of], f"{rendering}, {pairing} pairing"
+        value, low, high = (np.array([r[name] for r in of], np.float64) for name in ("value", "low", "high"))
+        error = {"array": high - value, "arrayminus": value - low}
+        drawn.add_trace(Scatter(x=shots, y=value, error_y=error, name=f"{score}, {where}", mode="lines+markers"))
+        for null in (name for name in of[0] if name.startswith(NULL_PREFIX) and score == EXACT):
+            floor = f"floor: {null.removeprefix(NULL_PREFIX).replace('_', ' ')}, {where}"
+            drawn.add_trace(Scatter(x=shots, y=[r[null] for r in of], name=floor, mode="lines", line={"dash": "dot"}))
     drawn.update_layout(title=TITLE, xaxis_title="demonstrations k", yaxis_title="share of episodes", height=520)
     drawn.update_yaxes(range=[-0.02, 1.02])
-    return drawn
+    return {"shots": drawn}
 
 
 def main() -> None:
     """`python -m probes.dyck_icl`."""
-    from probes.running import command
-
-    command.main("dyck_icl", Episodes)
+    command.main(sys.modules[__name__])
 
 
 if __name__ == "__main__":

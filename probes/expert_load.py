@@ -1,164 +1,342 @@
-"""How tokens are spread over the experts of a step: load, entropy, dead experts, co-activation, specialisation.
+"""How are tokens spread over the experts on each visit: load, entropy, dead experts, co-activation, specialisation?
 
-p(e) = share of the tokens whose top k holds expert e; the p(e) of a step sum to k.
+p(e) = share of the tokens whose top k holds expert e; the p(e) of a step sum to k. Beside each number stands what even
+routing would give.
 
     load entropy        of p(e) / k, in nats; even routing: log E
     router entropy      mean over tokens of the entropy of the router's scores over all experts, which sum to 1
     MaxVio              max p(e) / (k / E) - 1 (arXiv:2408.15664); even routing: 0
     dead experts        experts that no token chose; even routing: E (1 - k/E)^tokens
-    co-activation       p(e, f) = share of the tokens that chose both; uniform sets: k (k - 1) / (E (E - 1))
+    most frequent pair  p(e, f) = share of the tokens that chose both, for the pair of experts where it is largest;
+                        uniform sets: k (k - 1) / (E (E - 1))
     specialisation      mean over tokens of the total variation distance between p(e) / k among the tokens of their
-                        class (role, domain) and among all tokens: 0 to 1, 0 where routing ignores the class; a
-                        class's own p(e) is the specialisation of OLMoE (arXiv:2409.02060)
+                        class (role, token class, domain) and among all tokens: 0 to 1, 0 where routing ignores the
+                        class; a class's own p(e) is the specialisation of OLMoE (arXiv:2409.02060)
+
+A token's class is read from its text: an opening or closing bracket, digits, letters, punctuation, a newline, other
+white space, or something else.
 """
 
-from dataclasses import dataclass
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
+from array_api_compat import array_namespace
 from numpy.typing import NDArray
+from pydantic import Field
 
 from cache.batch import Batch
-from probes.running.contract import is_token
-from probes.statistics.resampling import Resampled, ratio, shuffled_positions
-from smelt_interp.config import ModelConfig
-from smelt_interp.data.samples import Role
+from probes.running import command
+from probes.running.probe import Result, answer
+from probes.statistics.arrays import Mask, is_token, ratio, token_values
+from probes.statistics.bootstrap import weights
+from probes.statistics.experts import INDICES, LOGITS, routed_steps
+from probes.statistics.grid import STEPS, Grid, Place
+from probes.statistics.quantities import Quantity
+from probes.statistics.shuffles import MOST_SHUFFLES, shuffled_positions
+from probes.statistics.sums import Reduced, Sums, Totals
+from smelt_interp.architecture import Architecture, Loop, Router
+from smelt_interp.arrays import Array, Floats, moved
+from smelt_interp.data.datasets import DataOptions
+from smelt_interp.data.samples import Role, Samples, token_class
+from smelt_interp.data.token_text import TokenClass
+from smelt_interp.similarity import chosen
+from smelt_interp.validation import Seed, validated
 
-INDICES, WEIGHTS, LOGITS = "mlp.hook_expert_indices", "mlp.hook_expert_weights", "mlp.hook_router_logits"
-ROLES = tuple(role for role in Role if role != Role.PAD)
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+TITLE = "Routing load"
+DATA = DataOptions()
+
+TOKEN_CLASSES: tuple[TokenClass, ...] = (
+    "opening", "closing", "digits", "letters", "punctuation", "newline", "whitespace"
+)  # fmt: skip
+"""The first that holds is a token's class; what has none of them is `other`."""
+KINDS = ("role", "token class", "domain")
+MOST_GROUPS, FEWEST_GROUPS, GROUP_ENTRIES = 64, 8, 2**22
+"""Pairs of experts are counted by group of documents, since a resample of each pair would not fit into memory: as many
+groups as keep the counts below so many numbers."""
 
 
-def chosen(indices_BTK: NDArray[np.generic], token_BT: NDArray[np.bool_], num_experts: int) -> NDArray[np.float32]:
-    """1 where a token's top k holds the expert, 0 elsewhere and on padding. -> (B, T, E)"""
-    held_BTE = np.zeros((*token_BT.shape, num_experts), np.float32)
-    np.put_along_axis(held_BTE, np.where(token_BT[..., None], indices_BTK, 0).astype(np.intp), 1.0, axis=-1)
-    held_BTE[~token_BT] = 0
-    return held_BTE
+@validated
+class Options:
+    """What the nulls are drawn from."""
+
+    shuffles: Annotated[int, Field(ge=1, le=MOST_SHUFFLES)] = 4
+    """Shuffles of each sample's tokens behind the nulls of specialisation by role and by token class."""
+    resample_seed: Seed = 0
+    """Seed of the bootstrap and of shuffles."""
 
 
-def score_entropy(logits_BTE: NDArray[np.floating], config: ModelConfig) -> NDArray[np.float64]:
+def needs(architecture: Architecture) -> tuple[str, ...]:
+    """The choice, and the scores it was made from."""
+    return (INDICES, LOGITS)
+
+
+def start(architecture: Architecture, options: Options) -> Sums[Grid, Options]:
+    """Sums over the tokens of each sample, at every step."""
+    return Sums(architecture, options, lay_out, reduce, quantities, seed=options.resample_seed)
+
+
+def result(sums: Sums[Grid, Options]) -> Result:
+    """Loads with their nulls, and a figure of the load of every expert."""
+    return answer(sums, figures)
+
+
+# Arithmetic: Z classes of tokens, G groups of documents
+
+
+def score_entropy(logits_BTE: Floats, router: Router) -> Floats:
     """Entropy in nats of the router's scores over all experts, divided by their sum. -> (B, T)"""
-    logits_BTE = np.asarray(logits_BTE, np.float64)
-    if config.router == "softmax":
-        scores_BTE = np.exp(logits_BTE - logits_BTE.max(-1, keepdims=True))
+    xp = array_namespace(logits_BTE)
+    if router == "softmax":
+        scores_BTE = xp.exp(logits_BTE - xp.max(logits_BTE, axis=-1, keepdims=True))
     else:
-        scores_BTE = 1 / (1 + np.exp(-np.clip(logits_BTE, -500, 500)))
+        scores_BTE = 1 / (1 + xp.exp(-xp.clip(logits_BTE, -500, 500)))
     return entropy(scores_BTE)
 
 
-def entropy(weight: NDArray[np.floating]) -> NDArray[np.float64]:
+def entropy(weight: Floats) -> Floats:
     """Entropy in nats of nonnegative weights, divided by their sum over the last axis; NaN where they sum to 0."""
-    share = ratio(weight, weight.sum(-1, keepdims=True))
-    log_share = np.log(share, out=np.zeros_like(share), where=share > 0)
-    return np.asarray(-(share * log_share).sum(-1))
+    xp = array_namespace(weight)
+    total = xp.sum(weight, axis=-1, keepdims=True)
+    share = weight / xp.where(total > 0, total, xp.nan)
+    total_entropy: Floats = -xp.sum(
+        share * xp.log(xp.where(share > 0, share, xp.where(share == 0, 1.0, share))), axis=-1
+    )
+    return total_entropy
 
 
-def variation(share_of_class: NDArray[np.floating], share_of_all: NDArray[np.floating]) -> NDArray[np.float64]:
+def variation(share_of_class: Floats, share_of_all: Floats) -> Floats:
     """Total variation distance over the last axis of two loads, each divided by its sum."""
     first, second = (ratio(x, x.sum(-1, keepdims=True)) for x in (share_of_class, share_of_all))
     return np.asarray(np.abs(first - second).sum(-1) / 2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coactivation:
-    """Pairs of experts that one token chose, at each step (axis S). The diagonal is p(e)."""
-
-    share_SEE: NDArray[np.float64]
-    half_width_SEE: NDArray[np.float64]
-    """Half of a 95% interval: 1.96 standard errors of a ratio of sums over samples, linearised. A resample of every
-    pair of experts would not fit into memory."""
-
-
-class LoadStream:
-    """Tokens by step and expert, for all tokens and by role and domain; pairs of experts; router entropy."""
-
-    def __init__(self, config: ModelConfig, steps: tuple[int, ...], seed: int, num_shuffles: int) -> None:
-        self._config = config
-        self.steps = steps
-        self._seed = seed
-        self._num_shuffles = num_shuffles
-        size = (len(steps), config.num_experts, config.num_experts)
-        self._pair_SEE, self._pair_square_SEE, self._pair_count_SEE = (np.zeros(size) for _ in range(3))
-        self._count = self._count_square = 0.0
-        self.shuffled_role_XSRE = np.zeros((num_shuffles, len(steps), len(ROLES), config.num_experts))
-        """Loads by role, with the roles of each sample's tokens shuffled."""
-
-    def sums(self, batch: Batch) -> dict[str, NDArray[np.generic]]:
-        """Sums of each sample; float32 holds whole numbers exactly."""
-        token_BT = is_token(batch.samples)
-        count_B = token_BT.sum(-1).astype(np.float64)
-        role_BTR = ((batch.samples.role_NT[..., None] == np.array(ROLES)) & token_BT[..., None]).astype(np.float32)
-        orders_XBT = shuffled_positions(token_BT, batch.sample_ids, self._seed, self._num_shuffles)
-        load, by_role, entropies = [], [], []
-        for index, step in enumerate(self.steps):
-            held_BTE = chosen(batch.sites[step, INDICES], token_BT, self._config.num_experts)
-            pair_BEE = np.matmul(held_BTE.swapaxes(1, 2), held_BTE).astype(np.float64)
-            self._pair_SEE[index] += pair_BEE.sum(0)
-            self._pair_square_SEE[index] += (pair_BEE**2).sum(0)
-            self._pair_count_SEE[index] += np.tensordot(count_B, pair_BEE, 1)
-            for shuffle, order_BT in enumerate(orders_XBT):
-                shuffled_BTR = np.take_along_axis(role_BTR, order_BT[..., None], 1)
-                self.shuffled_role_XSRE[shuffle, index] += np.einsum("btr,bte->re", shuffled_BTR, held_BTE)
-            load.append(held_BTE.sum(1))
-            by_role.append(np.matmul(role_BTR.swapaxes(1, 2), held_BTE))
-            logits_BTE = np.where(token_BT[..., None], np.asarray(batch.sites[step, LOGITS], np.float64), 0.0)
-            entropies.append((score_entropy(logits_BTE, self._config) * token_BT).sum(-1))
-        self._count += count_B.sum()
-        self._count_square += (count_B**2).sum()
-        load_BSE = np.stack(load, 1)
-        found: dict[str, NDArray[np.generic]] = {
-            "tokens": count_B,
-            "load": load_BSE,
-            "role": np.stack(by_role, 1),
-            "role_tokens": role_BTR.sum(1),
-            "router_entropy": np.stack(entropies, 1),
-        }
-        for domain in np.unique(batch.samples.domain_N):
-            of_domain_B = batch.samples.domain_N == domain
-            found[f"domain.{domain.decode()}"] = load_BSE * of_domain_B[:, None, None].astype(np.float32)
-            found[f"domain_tokens.{domain.decode()}"] = count_B * of_domain_B
-        return found
-
-    def coactivation(self) -> Coactivation:
-        """Shares of tokens over everything that was streamed."""
-        share_SEE = ratio(self._pair_SEE, np.array(self._count))
-        spread_SEE = self._pair_square_SEE - 2 * share_SEE * self._pair_count_SEE + share_SEE**2 * self._count_square
-        error_SEE = ratio(np.sqrt(np.maximum(spread_SEE, 0)), np.array(self._count))
-        return Coactivation(share_SEE=share_SEE, half_width_SEE=1.96 * error_SEE)
+def classes(samples: Samples) -> dict[str, dict[str, Mask]]:
+    """The tokens of every class that occurs, by kind and name; one class of each kind a token. -> (B, T)"""
+    token_BT = is_token(samples)
+    found: dict[str, dict[str, Mask]] = {kind: {} for kind in KINDS}
+    for role in Role:
+        found["role"][role.name.lower().replace("_", " ")] = token_BT & (samples.role_NT == role)
+    rest_BT = token_BT
+    for name in TOKEN_CLASSES:
+        of_class_BT = rest_BT & token_class(samples, name)
+        found["token class"][name], rest_BT = of_class_BT, rest_BT & ~of_class_BT
+    found["token class"]["other"] = rest_BT
+    for domain in dict.fromkeys(samples.domain_N.tolist()):
+        found["domain"][domain.decode()] = token_BT & (samples.domain_N == domain)[:, None]
+    return {kind: {name: of_BT for name, of_BT in each.items() if of_BT.any()} for kind, each in found.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Classes:
-    """Loads by class of token (axis R or domains: here Z), with resamples first where there are any."""
+def num_groups(architecture: Architecture, num_steps: int) -> int:
+    """Groups of documents by which pairs of experts are counted."""
+    return min(MOST_GROUPS, max(FEWEST_GROUPS, GROUP_ENTRIES // (num_steps * architecture.num_experts**2)))
+
+
+# Sums
+
+
+def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> Grid:
+    """The measured steps. Raises UserError for a dense network."""
+    steps = routed_steps(batch, needs(batch.architecture))
+    return Grid(architecture=batch.architecture, loops=loops, steps=steps)
+
+
+def reduce(batch: Batch, grid: Grid, options: Options) -> Reduced:
+    """Tokens by step and expert, for all tokens and by class; pairs of experts; entropy of the router."""
+    samples, architecture = batch.samples, batch.architecture
+    token_BT = is_token(samples)
+    names, class_BZT = _stacked_classes(samples)
+    orders_XBT = shuffled_positions(token_BT, batch.sample_ids, options.resample_seed, options.shuffles)
+    shuffled_XBZT = np.stack([np.take_along_axis(class_BZT, order_BT[:, None], -1) for order_BT in orders_XBT])
+    groups = num_groups(architecture, len(grid.steps))
+    group_GB = samples.document_N % groups == np.arange(groups)[:, None]
+    steps = [
+        _step_sums(batch, step, class_BZT, shuffled_XBZT, group_GB) for step in grid.steps if isinstance(step, int)
+    ]
+    xp = array_namespace(steps[0]["load"])
+    stacked = {name: xp.stack([each[name] for each in steps], axis=1) for name in steps[0]}
+    counts: dict[str, Array] = {"load": stacked["load"]}
+    whole: dict[str, Array] = {"pairs": stacked["pairs"], "group tokens": group_GB @ token_BT.sum(-1)}
+    for z, name in enumerate(names):
+        counts |= {f"load.{name}": stacked["class"][:, :, z], f"tokens.{name}": class_BZT[:, z].sum(-1)}
+        whole[f"shuffled.{name}"] = stacked["shuffled"][:, :, z]
+    sums = {"tokens": token_BT.sum(-1), "router": stacked["router"]}
+    return Reduced(by_sample=sums, counts=counts, whole=whole, defined={"tokens": samples.length_N > 0})
+
+
+def _stacked_classes(samples: Samples) -> tuple[list[str], Mask]:
+    """Names of the classes, `kind.name`, and their tokens (B, Z, T)."""
+    found = {f"{kind}.{name}": of_BT for kind, each in classes(samples).items() for name, of_BT in each.items()}
+    return list(found), np.stack(list(found.values()), 1)
+
+
+def _step_sums(batch: Batch, step: int, class_BZT: Mask, shuffled_XBZT: Mask, group_GB: Mask) -> dict[str, Floats]:
+    """Of one step: tokens by expert (B, E), of each class (B, Z, E), of shuffled classes (X, Z, E), by pair of experts
+    (G, E, E); entropy of the router (B,)."""
+    architecture, token_BT = batch.architecture, is_token(batch.samples)
+    held_BTE = chosen(token_values(batch, step, INDICES), token_BT, architecture.num_experts)
+    xp = array_namespace(held_BTE)
+    token_BT_, class_BZT_, shuffled_XBZT_, group_GB_ = (
+        xp.astype(moved(mask, held_BTE), held_BTE.dtype) for mask in (token_BT, class_BZT, shuffled_XBZT, group_GB)
+    )
+    entropy_BT = score_entropy(token_values(batch, step, LOGITS), architecture.router)
+    return {
+        "load": xp.sum(held_BTE, axis=1),
+        "class": class_BZT_ @ held_BTE,
+        "shuffled": xp.sum(shuffled_XBZT_ @ held_BTE, axis=1),
+        "pairs": xp.tensordot(group_GB_, xp.matrix_transpose(held_BTE) @ held_BTE, axes=1),
+        "router": xp.sum(entropy_BT * token_BT_, axis=-1),
+    }
+
+
+# What the sums say
+
+
+class Classes(NamedTuple):
+    """Loads by class of token, with resamples first where there are any."""
 
     names: tuple[str, ...]
-    load_WSZE: NDArray[np.float64]
-    tokens_WZ: NDArray[np.float64]
+    load_RLZE: NDArray[np.float64]
+    tokens_RZ: NDArray[np.float64]
 
-    def specialisation_WS(self) -> NDArray[np.float64]:
+    def specialisation_RL(self) -> NDArray[np.float64]:
         """Mean over tokens of the distance between their class's load and everyone's."""
-        all_WS1E = self.load_WSZE.sum(2, keepdims=True)
-        distance_WSZ = np.nan_to_num(variation(self.load_WSZE, all_WS1E))
-        return ratio(np.einsum("wsz,wz->ws", distance_WSZ, self.tokens_WZ), self.tokens_WZ.sum(-1, keepdims=True))
+        distance_RLZ = np.nan_to_num(variation(self.load_RLZE, self.load_RLZE.sum(2, keepdims=True)))
+        return ratio(np.einsum("rlz,rz->rl", distance_RLZ, self.tokens_RZ), self.tokens_RZ.sum(-1, keepdims=True))
 
-    def share_WSZE(self) -> NDArray[np.float64]:
+    def share_RLZE(self) -> NDArray[np.float64]:
         """p(e) among the tokens of each class."""
-        return ratio(self.load_WSZE, self.tokens_WZ[:, None, :, None])
+        return ratio(self.load_RLZE, self.tokens_RZ[:, None, :, None])
 
 
-def roles_of(sums: Resampled) -> Classes:
-    """The roles that occur in the samples."""
-    tokens_WR = np.asarray(sums["role_tokens"], np.float64)
-    present = np.flatnonzero(tokens_WR[0])
-    names = tuple(f"role {ROLES[index].name.lower().replace('_', ' ')}" for index in present)
-    load_WSRE = np.asarray(sums["role"], np.float64)[:, :, present]
-    return Classes(names=names, load_WSZE=load_WSRE, tokens_WZ=tokens_WR[:, present])
-
-
-def domains_of(sums: Resampled) -> Classes:
-    """The domains of the samples."""
-    names = [name.removeprefix("domain.") for name in sums.names("domain.")]
+def classes_of(totals: Totals[Grid, Options], kind: str) -> Classes:
+    """The classes of a kind that occur in the samples."""
+    names = sorted(name.removeprefix(f"tokens.{kind}.") for name in totals.sums if name.startswith(f"tokens.{kind}."))
     return Classes(
-        names=tuple(f"domain {name}" for name in names),
-        load_WSZE=np.stack([sums[f"domain.{name}"] for name in names], 2).astype(np.float64),
-        tokens_WZ=np.stack([sums[f"domain_tokens.{name}"] for name in names], 1).astype(np.float64),
+        names=tuple(names),
+        load_RLZE=np.stack([totals.sums[f"load.{kind}.{name}"] for name in names], 2),
+        tokens_RZ=np.stack([totals.sums[f"tokens.{kind}.{name}"] for name in names], 1),
     )
+
+
+def quantities(totals: Totals[Grid, Options]) -> list[Quantity]:
+    """Loads of every step, pairs of experts, and what classes of tokens prefer."""
+    grid, sums, n = totals.layout, totals.sums, totals.n["tokens"]
+    top_k, num_experts = totals.architecture.top_k, totals.architecture.num_experts
+    load_RLE = ratio(sums["load"], sums["tokens"][:, None, None])
+    dead_RL = np.where(np.isnan(load_RLE), np.nan, load_RLE == 0).sum(-1)  # a resample may hold no sample
+    even, dead = float(np.log(num_experts)), num_experts * (1 - top_k / num_experts) ** float(sums["tokens"][0])
+    measured = {
+        "load entropy": (entropy(load_RLE), even),
+        "router entropy": (ratio(sums["router"], sums["tokens"][:, None]), even),
+        "MaxVio": (load_RLE.max(-1) * num_experts / top_k - 1, 0.0),
+        "dead experts": (dead_RL, dead),
+    }
+    found = [
+        Quantity(name=name, value_RLH=value_RL[..., None], places=grid.places(STEPS), n=n, nulls={"uniform": null},
+                 recentred=True)
+        for name, (value_RL, null) in measured.items()
+    ]  # fmt: skip
+    found += _coactivation(totals, load_RLE[0])
+    by_kind = {kind: classes_of(totals, kind) for kind in KINDS}
+    found += [_specialisation(totals, kind, each) for kind, each in by_kind.items()]
+    found += [each for kind, named in by_kind.items() for each in _favourites(totals, kind, named, load_RLE[0])]
+    return found
+
+
+def _coactivation(totals: Totals[Grid, Options], load_LE: NDArray[np.float64]) -> list[Quantity]:
+    """The pair of experts that most tokens chose together, on each step; the headline is the mean over layers."""
+    top_k, num_experts = totals.architecture.top_k, totals.architecture.num_experts
+    if top_k < 2:
+        return []
+    pairs_GLEE, tokens_G = totals.whole["pairs"] * (1 - np.eye(num_experts)), totals.whole["group tokens"]
+    best_L = pairs_GLEE.sum(0).reshape(len(load_LE), -1).argmax(-1)
+    first_L, second_L = np.divmod(best_L, num_experts)
+    step_L = np.arange(len(load_LE))
+    # The bootstrap of groups of documents: the number of a group stands for its documents.
+    weight_RG = weights(totals.options.resample_seed, np.arange(len(tokens_G)))
+    value_RL = ratio(weight_RG @ pairs_GLEE[:, step_L, first_L, second_L], (weight_RG @ tokens_G)[:, None])
+    # Independent experts, scaled so that all pairs together are the k (k - 1) that every token has.
+    scale_L = top_k * (top_k - 1) / (top_k**2 - (load_LE**2).sum(-1))
+    popularity_L = load_LE[step_L, first_L] * load_LE[step_L, second_L] * scale_L
+
+    def note(place: Place) -> str:
+        at = place.positions[0]
+        return f"experts {first_L[at] + 1} and {second_L[at] + 1}" if place.level == "layer" else ""
+
+    groups = min(totals.n["tokens"], int((tokens_G > 0).sum()))
+    uniform = top_k * (top_k - 1) / (num_experts * (num_experts - 1))
+    return [
+        Quantity(name="most frequent pair of experts", value_RLH=value_RL[..., None], note=note, n=groups,
+                 places=totals.layout.places(STEPS), nulls={"uniform": uniform, "popularity": popularity_L[:, None]})
+    ]  # fmt: skip
+
+
+def _specialisation(totals: Totals[Grid, Options], kind: str, named: Classes) -> Quantity:
+    """How far the loads of classes are from everyone's; a domain is that of its whole sample, and has no shuffle."""
+    nulls: dict[str, Floats | float | None] = {"uniform": 0.0}
+    if kind != "domain":
+        shuffled_XLZE = np.stack([totals.whole[f"shuffled.{kind}.{name}"] for name in named.names], 2)
+        tokens_XZ = np.tile(named.tokens_RZ[0], (len(shuffled_XLZE), 1))
+        nulls["shuffled"] = (
+            named._replace(load_RLZE=shuffled_XLZE, tokens_RZ=tokens_XZ).specialisation_RL().mean(0)[:, None]
+        )
+    enough = len(named.names) > 1
+    kinds = {"token class": "token classes"}.get(kind, f"{kind}s")
+    return Quantity(
+        name=f"specialisation by {kind}",
+        value_RLH=named.specialisation_RL()[..., None],
+        places=totals.layout.places(STEPS if enough else ("headline",)),
+        n=totals.n["tokens"],
+        nulls=nulls,
+        recentred=True,
+        undefined="" if enough else f"needs two {kinds}; got {', '.join(named.names) or 'none'}",
+    )
+
+
+def _favourites(
+    totals: Totals[Grid, Options], kind: str, named: Classes, load_LE: NDArray[np.float64]
+) -> list[Quantity]:
+    """The favourite expert of each class at each step."""
+    uniform = totals.architecture.top_k / totals.architecture.num_experts
+    found = []
+    for z, name in enumerate(named.names):
+        share_RLE = named.share_RLZE()[:, :, z]
+        best_L = share_RLE[0].argmax(-1)
+        value_RL = np.take_along_axis(share_RLE, best_L[None, :, None], -1)[..., 0]
+        popularity_LH = np.take_along_axis(load_LE, best_L[:, None], -1)
+        found.append(
+            Quantity(name="share of the favourite expert", value_RLH=value_RL[..., None], n=totals.n["tokens"],
+                     places=[place._replace(level="head") for place in totals.layout.places(("layer",))],
+                     nulls={"uniform": uniform, "popularity": popularity_LH}, where={"class": f"{kind} {name}"},
+                     note=partial(_name_expert, best_L))
+        )  # fmt: skip
+    return found
+
+
+def _name_expert(best_L: NDArray[np.intp], place: Place) -> str:
+    return f"expert {best_L[place.positions[0]] + 1}"
+
+
+def figures(totals: Totals[Grid, Options]) -> "dict[str, Figure]":
+    """The load of every expert at every step."""
+    from plotly.graph_objects import Figure, Heatmap
+
+    load_LE = ratio(totals.sums["load"][0], totals.sums["tokens"][0])
+    experts = [f"expert {index + 1}" for index in range(load_LE.shape[1])]
+    drawn = Figure(Heatmap(z=load_LE.T, x=totals.layout.labels(), y=experts, colorscale="Viridis"))
+    drawn.update_layout(title=f"{TITLE}: share of tokens whose top k holds the expert", height=520)
+    return {"load": drawn}
+
+
+def main() -> None:
+    """`python -m probes.expert_load`."""
+    command.main(sys.modules[__name__])
+
+
+if __name__ == "__main__":
+    main()

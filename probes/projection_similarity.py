@@ -16,248 +16,173 @@ before it, at the same position of a segment that starts at the same place.
 A segment's first query can only see itself and has equal rows on every visit: `t_min` leaves it out.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
+from einops import rearrange
 from numpy.typing import NDArray
+from pydantic import Field
 
 from cache.batch import Batch
-from probes.running.contract import (
-    NEEDS_TWO_VISITS,
-    Level,
-    Row,
-    by_level,
-    check_number,
-    is_token,
-    measured_layers,
-    recorded_steps,
-    row,
-)
-from probes.statistics.resampling import NUM_RESAMPLES, Resampled, interval, record_sums
-from probes.statistics.visit_pairs import VisitPair, check_visits, pair_label, pair_labels, visit_pairs
+from probes.running import command
+from probes.running.probe import Result, answer
+from probes.statistics.arrays import Mask, is_token, recorded_steps, token_values
+from probes.statistics.grid import Grid, pair_label
+from probes.statistics.named_sums import stacked, under
+from probes.statistics.quantities import NEEDS_TWO_VISITS, Quantity
+from probes.statistics.sums import Reduced, Sums, Totals
+from probes.statistics.visit_pairs import check_visits, not_compared, visit_pairs
 from smelt_interp import similarity
-from smelt_interp.config import ModelConfig
+from smelt_interp.architecture import Architecture, Loop
+from smelt_interp.arrays import Array, Floats
+from smelt_interp.data.datasets import DataOptions
+from smelt_interp.terminal.from_one import Indices
+from smelt_interp.validation import Seed, validated
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = "Projections and patterns across visits"
+DATA = DataOptions()
 
 PROJECTIONS = {"Q": "attn.hook_q", "K": "attn.hook_k", "V": "attn.hook_v"}
 PATTERN = "attn.hook_pattern"
+COSINES = {
+    "raw": (similarity.raw_cosine, similarity.shuffled_raw_cosine),
+    "centred": (similarity.centred_cosine, similarity.shuffled_centred_cosine),
+}
+PATTERNS = {"distance": similarity.pattern_distance, "cosine": similarity.pattern_cosine}
 QUANTITIES = (
-    *(f"{name} cosine, {kind}" for name in PROJECTIONS for kind in ("raw", "centred")),
-    "pattern distance",
-    "pattern cosine",
+    *(f"{subject} cosine, {kind}" for subject in PROJECTIONS for kind in COSINES),
+    *(f"pattern {name}" for name in PATTERNS),
 )
 
+Grids = dict[str, Grid]
+"""The compared pairs of visits, with the heads of Q, K, V and the patterns; concatenated heads are none."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@validated
 class Options:
     """Which visits are compared, and over what."""
 
-    visits: tuple[int, ...] = (1, 2)
-    """Visits to compare, counted from 1: every pair of them."""
+    visits: Indices = (0, 1)
+    """Visits to compare: every pair of them."""
     heads: Literal["separate", "concatenated"] = "separate"
     """Cosine of Q, K, V for each head, or of the whole vector with the heads concatenated."""
-    t_min: int = 1
+    t_min: Annotated[int, Field(ge=0, le=10**9)] = 1
     """Patterns: least distance of a query from its segment's start. 0 counts queries that only see themselves."""
-    resample_seed: int = 0
+    resample_seed: Seed = 0
     """Seed of the bootstrap."""
 
     def __post_init__(self) -> None:
         check_visits(self.visits)
-        check_number("t_min", self.t_min, 0)
-        check_number("resample_seed", self.resample_seed, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimilarityResult:
-    """Cosines and distances between visits, of one network on one data set."""
-
-    table: tuple[Row, ...]
-    pairs: tuple[VisitPair, ...]
-    """The compared executions (axis P); empty on a Baseline."""
-    value: Mapping[str, NDArray[np.float64]]
-    """For each of QUANTITIES (P, heads): query heads, key/value heads, or one when concatenated."""
-    shuffled: Mapping[str, NDArray[np.float64]]
-    """The null of each value."""
-    heads: Mapping[str, tuple[int, ...]]
-    """For each of QUANTITIES the numbers of the heads, from 0; empty when concatenated."""
-
-    def rows(self) -> list[Row]:
-        """Headline rows, then one a pair of visits and layer, then one a head."""
-        return [dict(entry) for entry in self.table]
-
-
-def needs(config: ModelConfig) -> tuple[str, ...]:
+def needs(architecture: Architecture) -> tuple[str, ...]:
     """The three projections and the patterns."""
     return (*PROJECTIONS.values(), PATTERN)
 
 
-def measure(batches: Iterable[Batch], options: Options) -> SimilarityResult:
-    """Compare the visits of every revisited layer; one pass, sums with their resamples."""
-    sums = Resampled(options.resample_seed)
-    first: Batch | None = None
-    pairs: list[VisitPair] = []
-    patterns = PatternStream(options.t_min)
-    for batch in batches:
-        if first is None:
-            first = batch
-            recorded = recorded_steps(batch, needs(batch.config))
-            pairs = visit_pairs(batch.config, batch.plan, recorded, options.visits)
-        added: dict[str, NDArray[np.generic]] = {"samples": np.asarray(is_token(batch.samples).any(-1))}
-        if pairs:
-            for name, suffix in PROJECTIONS.items():
-                added |= record_sums(name, [_cosines(batch, suffix, pair, options) for pair in pairs])
-            added |= patterns.sums(batch, pairs)
-        sums.add(batch.sample_ids, added)
-    sums.require_samples()
-    assert first is not None  # require_samples() raises without batches
-    return _result(first, options, pairs, sums)
+def start(architecture: Architecture, options: Options) -> Sums[Grids, Options]:
+    """Sums over the tokens of each sample, and over queries beside those of the sample before."""
+    return Sums(architecture, options, lay_out, reduce, quantities, seed=options.resample_seed, between=between)
 
 
-def _cosines(batch: Batch, suffix: str, pair: VisitPair, options: Options) -> similarity.CosineSums:
+def result(sums: Sums[Grids, Options]) -> Result:
+    """Cosines and distances with their nulls, and a figure of them by layer."""
+    return answer(sums, figures)
+
+
+# Arithmetic
+
+
+def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> Grids:
+    """The compared pairs of visits, with the heads of each site; no pair on a Baseline."""
+    architecture = batch.architecture
+    pairs = visit_pairs(architecture, recorded_steps(batch, needs(architecture)), options.visits)
+    whole = options.heads == "concatenated"
+    return {
+        subject: Grid(architecture=architecture, loops=loops, steps=pairs,
+                      heads=() if whole and suffix != PATTERN else batch.heads[suffix])
+        for subject, suffix in (*PROJECTIONS.items(), ("pattern", PATTERN))
+    }  # fmt: skip
+
+
+def reduce(batch: Batch, grids: Grids, options: Options) -> Reduced:
+    """Sums over tokens of Q, K, V and over queries of patterns, for each pair of visits."""
     token_BT = is_token(batch.samples)
-    early, late = (_tokens_only(batch.sites[step, suffix], token_BT) for step in pair.steps)
-    if options.heads == "concatenated":
-        early, late = (x.reshape(*x.shape[:2], 1, -1) for x in (early, late))
-    return similarity.cosine_sums(early, late, token_BT)
+    found: dict[str, Array] = {}
+    for subject, suffix in PROJECTIONS.items():
+        pairs = [[_vectors(batch, step, suffix, options) for step in pair] for pair in _pairs(grids)]
+        found |= stacked(subject, [similarity.cosine_sums(early, late, token_BT) for early, late in pairs])
+    queries_BT = counted_queries(batch, options)
+    rows = [[pattern_rows(batch, step) for step in pair] for pair in _pairs(grids)]
+    found |= stacked("pattern", [similarity.pattern_sums(early, late, queries_BT) for early, late in rows])
+    return Reduced(by_sample=found, defined={"tokens": batch.samples.length_N > 0})
 
 
-def _tokens_only(x: NDArray[np.generic], token_BT: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The array with 0 on padding, whatever stood there."""
-    return np.where(token_BT[..., None, None], np.asarray(x, np.float64), 0.0)
+def between(before: Batch, after: Batch, grids: Grids, options: Options) -> dict[str, Array]:
+    """The attention of a sample on the earlier visit beside that of the one before it on the later visit, summed over
+    the queries that both count at the same place of a segment that starts at the same place."""
+    length = min(each.samples.ids_NT.shape[1] for each in (before, after))  # parts of the data may differ
+    counted_1T, other_1T = (counted_queries(each, options)[:, :length] for each in (after, before))
+    start_1T, other_start_1T = (each.samples.segment_start_NT[:, :length] for each in (after, before))
+    which_1T = counted_1T & other_1T & (start_1T == other_start_1T)
+    found = []
+    for steps in _pairs(grids):
+        sample_and_step = zip((after, before), steps, strict=True)
+        early, late = (pattern_rows(each, step)[:, :length, :, :length] for each, step in sample_and_step)
+        found.append(similarity.pattern_sums(early, late, which_1T))
+    return {name: rearrange(x, "1 ... -> ...") for name, x in stacked("other", found).items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PatternRows:
-    """The attention of one sample on both visits of every pair."""
-
-    early_PTQS: NDArray[np.float64]
-    late_PTQS: NDArray[np.float64]
-    counted_T: NDArray[np.bool_]
-    """Queries that are compared."""
-    start_T: NDArray[np.integer]
-
-    def against(self, other: "PatternRows") -> dict[str, NDArray[np.float64]]:
-        """This sample's early rows against another's late rows, over the queries that both count at the same place.
-
-        Sums (P, Q) named as in `similarity.PatternSums`; with itself, the comparison of visits.
-        """
-        length = min(len(self.counted_T), len(other.counted_T))  # rows of another part of the data may be shorter
-        which_T = self.counted_T[:length] & other.counted_T[:length] & (self.start_T[:length] == other.start_T[:length])
-        early_PUQS = self.early_PTQS[:, :length, :, :length][:, which_T]
-        late_PUQS = other.late_PTQS[:, :length, :, :length][:, which_T]
-        sums = similarity.pattern_sums(early_PUQS, late_PUQS, np.ones(early_PUQS.shape[:2], np.bool_))
-        return {"count": sums.count, "distance": sums.distance, "cosine": sums.cosine}
+def _pairs(grids: Grids) -> list[tuple[int, int]]:
+    return [at for at in grids["pattern"].steps if not isinstance(at, int)]
 
 
-class PatternStream:
-    """Attention rows of two visits, sample by sample; the sample before is kept for the null."""
-
-    def __init__(self, t_min: int) -> None:
-        self._t_min = t_min
-        self._before: PatternRows | None = None
-
-    def sums(self, batch: Batch, pairs: list[VisitPair]) -> dict[str, NDArray[np.generic]]:
-        """Sums of each sample (B, P, Q) as `pattern.FIELD` and, against the sample before, `other.FIELD`."""
-        found: list[dict[str, NDArray[np.float64]]] = []
-        for now in self._rows(batch, pairs):
-            same = now.against(now)
-            # The first sample has none before it.
-            other = now.against(self._before) if self._before else {name: np.zeros_like(x) for name, x in same.items()}
-            found.append(
-                {f"pattern.{name}": x for name, x in same.items()} | {f"other.{name}": x for name, x in other.items()}
-            )
-            self._before = now
-        return {name: np.stack([one[name] for one in found]) for name in found[0]}
-
-    def _rows(self, batch: Batch, pairs: list[VisitPair]) -> Iterator[PatternRows]:
-        start_BT = batch.samples.segment_start_NT
-        counted_BT = is_token(batch.samples) & (np.arange(start_BT.shape[1]) - start_BT >= self._t_min)
-        for b, counted_T in enumerate(counted_BT):
-            early_PTQS, late_PTQS = (
-                np.stack(
-                    [np.asarray(batch.sites[pair.steps[visit], PATTERN][b], np.float64) for pair in pairs]
-                ).swapaxes(1, 2)
-                for visit in (0, 1)
-            )
-            yield PatternRows(early_PTQS=early_PTQS, late_PTQS=late_PTQS, counted_T=counted_T, start_T=start_BT[b])
+def _vectors(batch: Batch, step: int, suffix: str, options: Options) -> Floats:
+    vectors_BTHC = token_values(batch, step, suffix)
+    whole = options.heads == "concatenated"
+    return rearrange(vectors_BTHC, "b t h c -> b t 1 (h c)") if whole else vectors_BTHC
 
 
-# Reading the sums
+def pattern_rows(batch: Batch, step: int) -> Floats:
+    """Attention rows with the query axis second. -> (B, T, Q, S)"""
+    return token_values(batch, step, PATTERN)
 
 
-def _numbers(sums: Resampled) -> tuple[dict[str, NDArray[np.float64]], dict[str, NDArray[np.float64]]]:
-    """Each of QUANTITIES and its null, with resamples first: (R, P, heads)."""
-    value: dict[str, NDArray[np.float64]] = {}
-    null: dict[str, NDArray[np.float64]] = {}
-    for name in PROJECTIONS:
-        record = sums.record(similarity.CosineSums, name)
-        value[f"{name} cosine, raw"] = similarity.raw_cosine(record)
-        null[f"{name} cosine, raw"] = similarity.shuffled_raw_cosine(record)
-        value[f"{name} cosine, centred"] = similarity.centred_cosine(record)
-        null[f"{name} cosine, centred"] = similarity.shuffled_centred_cosine(record)
-    for target, prefix in ((value, "pattern"), (null, "other")):
-        record_of_rows = sums.record(similarity.PatternSums, prefix)
-        target["pattern distance"] = similarity.pattern_distance(record_of_rows)
-        target["pattern cosine"] = similarity.pattern_cosine(record_of_rows)
-    return value, null
+def counted_queries(batch: Batch, options: Options) -> Mask:
+    """Queries whose rows are compared. -> (B, T)"""
+    start_BT = batch.samples.segment_start_NT
+    return np.asarray(is_token(batch.samples) & (np.arange(start_BT.shape[1]) - start_BT >= options.t_min))
 
 
-def _result(first: Batch, options: Options, pairs: list[VisitPair], sums: Resampled) -> SimilarityResult:
-    config = first.config
-    if not pairs:
-        layers = measured_layers(config, first.plan, recorded_steps(first, needs(config)))
-        table = [
-            row("headline", quantity, None, where={"layers": layers, "visit": label, "head": None},
-                note=NEEDS_TWO_VISITS)
-            for label in pair_labels(options.visits)
-            for quantity in QUANTITIES
-        ]  # fmt: skip
-        return SimilarityResult(table=tuple(table), pairs=(), value={}, shuffled={}, heads={})
-    value, null = _numbers(sums)
-    n = sums.count("samples")
-    site_of = {quantity: PROJECTIONS.get(quantity[0], PATTERN) for quantity in QUANTITIES}
-    heads = {
-        quantity: () if options.heads == "concatenated" and site != PATTERN else first.heads[site]
-        for quantity, site in site_of.items()
-    }
-    table = []
-
-    def add(
-        level: Level, quantity: str, pair: tuple[int, int], layers: str, which: list[int], head: int | None
-    ) -> None:
-        chosen = slice(None) if head is None else heads[quantity].index(head)
-        value_R, null_R = (
-            x[quantity][:, which][..., chosen].reshape(1 + NUM_RESAMPLES, -1).mean(-1) for x in (value, null)
-        )
-        where = {"layers": layers, "visit": pair_label(pair), "head": None if head is None else head + 1}
-        table.append(row(level, quantity, interval(value_R, n), where=where, nulls={"shuffled": float(null_R[0])}))
-
-    for visits in dict.fromkeys(pair.visits for pair in pairs):
-        which = [index for index, pair in enumerate(pairs) if pair.visits == visits]
-        layers = measured_layers(config, first.plan, [pairs[index].steps[0] for index in which])
-        for quantity in QUANTITIES:
-            add("headline", quantity, visits, layers, which, None)
-    for quantity in QUANTITIES:
-        for index, pair in enumerate(pairs):
-            add("layer", quantity, pair.visits, str(pair.layer + 1), [index], None)
-            for head in heads[quantity]:
-                add("head", quantity, pair.visits, str(pair.layer + 1), [index], head)
-    return SimilarityResult(
-        table=tuple(by_level(table)),
-        pairs=tuple(pairs),
-        value={quantity: x[0] for quantity, x in value.items()},
-        shuffled={quantity: x[0] for quantity, x in null.items()},
-        heads=heads,
-    )
+# What the sums say
 
 
-def figure(result: SimilarityResult) -> "Figure":
+def quantities(totals: Totals[Grids, Options]) -> list[Quantity]:
+    """Each of QUANTITIES at every pair of visits and head."""
+    grids, n = totals.layout, totals.n["tokens"]
+    if not _pairs(grids):
+        return not_compared(QUANTITIES, grids["pattern"], totals.options.visits)
+    found = []
+    for subject in PROJECTIONS:
+        sums = under(totals.sums, subject)
+        for kind, (value, null) in COSINES.items():
+            found.append(_quantity(f"{subject} cosine, {kind}", value(sums), null(sums)[0], grids[subject], n))
+    patterns, other = under(totals.sums, "pattern"), under(totals.whole, "other")
+    for name, mean in PATTERNS.items():
+        shuffled = mean(other) if other else np.array(np.nan)  # a single sample has none before it
+        found.append(_quantity(f"pattern {name}", mean(patterns), shuffled, grids["pattern"], n))
+    return found
+
+
+def _quantity(name: str, value_RLH: Floats, null_LH: NDArray[np.float64], grid: Grid, n: int) -> Quantity:
+    return Quantity(name=name, value_RLH=value_RLH, places=grid.places(), n=n, nulls={"shuffled": null_LH})
+
+
+def figures(totals: Totals[Grids, Options]) -> "dict[str, Figure]":
     """Each quantity by layer: a dot a head, a line through their mean, the null dotted; a marker a pair of visits."""
     from plotly.graph_objects import Figure, Scatter
     from plotly.subplots import make_subplots
@@ -265,43 +190,34 @@ def figure(result: SimilarityResult) -> "Figure":
     panels = ("cosine, raw", "cosine, centred", "pattern distance", "pattern cosine")
     colours = {"Q": "#4059ad", "K": "#f4b942", "V": "#2a9d8f", "pattern": "#8d5a97"}
     drawn: Figure = make_subplots(rows=2, cols=2, subplot_titles=panels, vertical_spacing=0.14, shared_xaxes=True)
-    pairs_of_visits = list(dict.fromkeys(pair.visits for pair in result.pairs))
-    for quantity, value_PH in result.value.items():
-        panel = next(index for index, title in enumerate(panels) if quantity.endswith(title))
+    for quantity in quantities(totals):
+        if quantity.undefined:
+            drawn.add_annotation(text=NEEDS_TWO_VISITS, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
+            break
+        subject = quantity.name.split()[0]
+        grid, colour = totals.layout[subject], colours[subject]
+        panel = next(index for index, title in enumerate(panels) if quantity.name.endswith(title))
         place = {"row": panel // 2 + 1, "col": panel % 2 + 1}
-        subject = quantity.split()[0]
-        for symbol, visits in enumerate(pairs_of_visits):
-            which = [index for index, pair in enumerate(result.pairs) if pair.visits == visits]
-            layers = [result.pairs[index].layer + 1 for index in which]
+        value_LH, null_LH = quantity.value_RLH[0], np.asarray(quantity.nulls["shuffled"])
+        for symbol, visits in enumerate(dict.fromkeys(grid.visits(p) for p in range(len(grid.steps)))):
+            which = [p for p in range(len(grid.steps)) if grid.visits(p) == visits]
+            layers = [grid.layer(p) + 1 for p in which]
             style = {"name": f"{subject}, {pair_label(visits)}", "legendgroup": f"{subject} {visits}"}
-            colour = colours[subject]
-            drawn.add_trace(
-                Scatter(x=layers, y=value_PH[which].mean(1), mode="lines", line={"color": colour},
-                        showlegend=panel in (0, 2), **style),
-                **place,
-            )  # fmt: skip
-            drawn.add_trace(
-                Scatter(x=layers, y=result.shuffled[quantity][which].mean(1), mode="lines", showlegend=False,
-                        line={"color": colour, "dash": "dot"}, **style),
-                **place,
-            )  # fmt: skip
-            drawn.add_trace(
-                Scatter(x=np.repeat(layers, value_PH.shape[1]), y=value_PH[which].ravel(), mode="markers",
-                        marker={"color": colour, "opacity": 0.4, "symbol": symbol}, showlegend=False, **style),
-                **place,
-            )  # fmt: skip
-    if not result.pairs:
-        drawn.add_annotation(text=NEEDS_TWO_VISITS, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5)
+            lines = ((value_LH, "solid", panel in (0, 2)), (null_LH, "dot", False))
+            for line_LH, dash, shown in lines:
+                drawn.add_trace(Scatter(x=layers, y=line_LH[which].mean(1), mode="lines", showlegend=shown,
+                                        line={"color": colour, "dash": dash}, **style), **place)  # fmt: skip
+            dots = {"color": colour, "opacity": 0.4, "symbol": symbol}
+            drawn.add_trace(Scatter(x=np.repeat(layers, value_LH.shape[1]), y=value_LH[which].ravel(), mode="markers",
+                                    marker=dots, showlegend=False, **style), **place)  # fmt: skip
     drawn.update_xaxes(title_text="layer", dtick=1, row=2)
     drawn.update_layout(title=TITLE, height=720)
-    return drawn
+    return {"by layer": drawn}
 
 
 def main() -> None:
-    """The command line of this probe."""
-    from probes.running import command
-
-    command.main("projection_similarity")
+    """`python -m probes.projection_similarity`."""
+    command.main(sys.modules[__name__])
 
 
 if __name__ == "__main__":

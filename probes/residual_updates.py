@@ -1,7 +1,8 @@
 """What does each visit add to the residual stream: how large, in which direction, and what does the stream become?
 
-D is what one execution adds, as added (the loop factor is inside): the attention sublayer, the expert sublayer, the
-layer (their sum), or the whole visit (the sum over the looped layers). For two visits of the same layer:
+D is what one execution adds, as added (the loop factor is inside): the attention sublayer, the expert sublayer (in a
+dense network its feed-forward one), the layer (their sum), or the whole visit (the sum over the looped layers). For two
+visits of the same layer:
 
     norm ratio, median   median over tokens of norm(D_late) / norm(D_early), in constant memory (`ratio_histogram`)
     norm ratio, RMS      root mean square norm over tokens of D_late, by that of D_early
@@ -22,309 +23,394 @@ The loop factor is on both visits, so it cancels between them; it does not cance
                          damped stream
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
+from array_api_compat import array_namespace
 from numpy.typing import NDArray
+from pydantic import Field
 
 from cache.batch import Batch
-from probes.running.contract import (
-    NEEDS_TWO_VISITS,
-    Cell,
-    Level,
-    Row,
-    by_level,
-    layer_range,
-    looped_spans,
-    measured_layers,
-    row,
-)
-from probes.statistics.resampling import Resampled, interval, ratio
-from probes.statistics.visit_pairs import once_visited, pair_label, pair_labels
-from probes.update_sums import OF_ONE_STEP, SITES_READ, Comparison, Options, Stream, Update
-from smelt_interp.config import ModelConfig
-from smelt_interp.plan import label, step_scale
+from probes.running import command
+from probes.running.probe import Result, answer
+from probes.statistics.arrays import is_token, ratio, recorded_steps, to_numpy, token_values
+from probes.statistics.grid import STEPS, Grid, Place, layer_range, loop_name
+from probes.statistics.named_sums import stacked, under
+from probes.statistics.quantities import NEEDS_TWO_VISITS, Quantity, no_note
+from probes.statistics.ratio_histogram import count, median
+from probes.statistics.shuffles import MOST_SHUFFLES, shuffled_positions
+from probes.statistics.sums import Reduced, Sums, Totals
+from probes.statistics.visit_pairs import check_visits, consecutive_once, not_compared, once_visited, visit_pairs
+from smelt_interp import similarity
+from smelt_interp.architecture import Architecture, Loop
+from smelt_interp.arrays import Array, Floats
+from smelt_interp.data.datasets import DataOptions
+from smelt_interp.errors import UserError
+from smelt_interp.terminal.from_one import Indices
+from smelt_interp.validation import Seed, validated
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = "Residual updates"
+DATA = DataOptions()
 
-QUANTITIES = ("norm ratio, median", "norm ratio, RMS", "cosine")
-NORM, VARIANCE = "update norm", "stream variance"
-UNDAMPED_NORM, UNDAMPED_VARIANCE = "undamped norm", "undamped variance"
+Update = Literal["attention", "experts", "layer", "visit"]
+ATTENTION, EXPERTS, ENTERING = "hook_attn_out", "hook_mlp_out", "hook_resid_pre"
+Between = Literal["visits", "next layer"]
+OF_ONE_STEP: tuple[Update, ...] = ("attention", "experts", "layer")
+"""The updates that a single step makes, in the order of axis U."""
+MEDIAN, RMS, COSINE = QUANTITIES = ("norm ratio, median", "norm ratio, RMS", "cosine")
+NEXT_LAYER: Between = "next layer"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdatesResult:
-    """Updates of one network on one data set."""
+@validated
+class Options:
+    """Which updates are compared, between which visits."""
 
-    table: tuple[Row, ...]
+    visits: Indices = (0, 1)
+    """Visits to compare: every pair of them."""
+    updates: tuple[Update, ...] = ("attention", "experts", "layer", "visit")
+    """What a visit adds: by the attention sublayer, the expert sublayer, a layer, or the whole visit."""
+    shuffles: Annotated[int, Field(ge=1, le=MOST_SHUFFLES)] = 4
+    """Shuffles of tokens behind the null of the median ratio; the cosine's null needs none."""
+    resample_seed: Seed = 0
+    """Seed of the bootstrap and of shuffles."""
+
+    def __post_init__(self) -> None:
+        check_visits(self.visits)
+        if not self.updates or len(set(self.updates)) < len(self.updates):
+            raise UserError(f"updates must be one or more different kinds; got {' '.join(self.updates) or 'none'}")
+
+
+class Comparison(NamedTuple):
+    """Pairs of updates that are compared token by token, of one kind."""
+
+    update: Update
+    between: Between
+    steps: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    """Along L: the step indices whose additions are summed, of the earlier and of the later."""
+    places: tuple[Place, ...]
+
+    @property
+    def word(self) -> str:
+        """Before the names of its sums."""
+        return f"{self.update}, {self.between}"
+
+
+class Layout(NamedTuple):
+    """What is compared, and the steps whose updates are followed."""
+
+    grid: Grid
     comparisons: tuple[Comparison, ...]
-    """Axis P."""
-    value: Mapping[str, NDArray[np.float64]]
-    """For each of QUANTITIES (P,)."""
-    shuffled: Mapping[str, NDArray[np.float64]]
-    step_labels: tuple[str, ...]
-    """One a measured step (axis S), in order of execution."""
-    norm_US: NDArray[np.float64]
-    """Root mean square norm of each update of OF_ONE_STEP (axis U) as added."""
-    scale_S: NDArray[np.float64]
-    """The loop factor inside each update."""
-    variance_S: NDArray[np.float64]
-    """Of the stream after each step."""
-    undamped_variance_S: NDArray[np.float64]
-    """NaN where a step before it was not recorded."""
-    entering_variance: float
-    """Of the stream that enters the first measured step."""
-
-    def rows(self) -> list[Row]:
-        """Headline rows, then one a comparison and one a step."""
-        return [dict(entry) for entry in self.table]
+    partial: bool
+    """Whether the whole visit is asked for, and a looped layer was not recorded."""
 
 
-def needs(config: ModelConfig) -> tuple[str, ...]:
+def needs(architecture: Architecture) -> tuple[str, ...]:
     """What both sublayers add, and the stream they add it to."""
-    return SITES_READ
+    return (ENTERING, ATTENTION, EXPERTS)
 
 
-def measure(batches: Iterable[Batch], options: Options) -> UpdatesResult:
-    """Compare what the visits add, and follow the stream; one pass, sums with their resamples."""
-    sums = Resampled(options.resample_seed)
-    stream: Stream | None = None
-    for batch in batches:
-        stream = stream or Stream(batch, options)
-        sums.add(batch.sample_ids, stream.sums(batch))
-    sums.require_samples()
-    assert stream is not None  # require_samples() raises without batches
-    return _Reading(stream, sums).result()
+def start(architecture: Architecture, options: Options) -> Sums[Layout, Options]:
+    """Sums over the tokens of each sample, at every step and for every pair of updates."""
+    return Sums(architecture, options, lay_out, reduce, quantities, seed=options.resample_seed)
 
 
-# Reading the sums
+def result(sums: Sums[Layout, Options]) -> Result:
+    """Ratios, cosines, norms and variances, with a figure of them."""
+    return answer(sums, figures)
 
 
-class Place(NamedTuple):
-    """Steps that one row is about."""
-
-    level: Level
-    end: str
-    """Of the row's quantity."""
-    where: dict[str, Cell]
-    which: list[int]
-    """Positions among the measured steps."""
+# What is compared
 
 
-class _Reading:
-    """From sums to rows and arrays; R is the axis of the value and its resamples."""
+def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> Layout:
+    """Every pair of visits of every looped layer and of each loop, and consecutive layers that run once."""
+    architecture = batch.architecture
+    steps = recorded_steps(batch, needs(architecture))
+    grid = Grid(architecture=architecture, loops=loops, steps=steps)
+    pairs = Grid(architecture=architecture, loops=loops, steps=visit_pairs(architecture, steps, options.visits))
+    alone = consecutive_once(architecture.steps, steps)
+    found: list[Comparison] = []
+    partial = False
+    for update in options.updates:
+        if update == "visit":
+            whole = _whole_visits(pairs)
+            partial = bool(pairs.steps) and not whole.steps
+            found += [whole] if whole.steps else []
+            continue
+        if pairs.steps:
+            of_visits = tuple(((at[0],), (at[1],)) for at in pairs.steps if not isinstance(at, int))
+            found.append(Comparison(update, "visits", of_visits, pairs.places(STEPS)))
+        if alone:
+            # Beside a comparison of visits this is its null; on a Baseline it is what there is to compare.
+            every = Place("layer" if pairs.steps else "headline", {"layers": "unlooped", "visit": 1},
+                          list(range(len(alone))), [])  # fmt: skip
+            names = [", ".join(str(architecture.steps[step].layer + 1) for step in pair) for pair in alone]
+            each = [Place("layer", {"layers": name, "visit": 1}, [p], []) for p, name in enumerate(names)]
+            of_layers = tuple(((first,), (second,)) for first, second in alone)
+            found.append(Comparison(update, NEXT_LAYER, of_layers, (every, *each)))
+    return Layout(grid, tuple(found), partial)
 
-    def __init__(self, stream: Stream, sums: Resampled) -> None:
-        self.stream, self.sums = stream, sums
-        self.config, self.plan, self.steps = stream.config, stream.plan, stream.steps
-        self.n = sums.count("samples")
-        self.table: list[Row] = []
-        self.value: dict[str, NDArray[np.float64]] = {}
-        self.shuffled: dict[str, NDArray[np.float64]] = {}
-        self.scale_S = np.array([step_scale(self.config, self.plan[step]) for step in self.steps])
-        self.norm_RSU = np.sqrt(ratio(sums["square"], sums["tokens"][:, None, None]))
-        tokens_R1 = sums["tokens"][:, None]
-        self.variance_RS, self.undamped_RS = (ratio(sums[name], tokens_R1) for name in ("variance", "undamped"))
-        if not stream.whole:
-            self.undamped_RS = np.full_like(self.undamped_RS, np.nan)
 
-    def result(self) -> UpdatesResult:
-        if self.stream.comparisons:
-            self._compare()
-        self._comparison_rows()
-        self._norm_rows()
-        self._variance_rows()
-        return UpdatesResult(
-            table=tuple(by_level(self.table)),
-            comparisons=tuple(self.stream.comparisons),
-            value={name: x_RP[0] for name, x_RP in self.value.items()},
-            shuffled=self.shuffled,
-            step_labels=tuple(label(self.plan[step]) for step in self.steps),
-            norm_US=self.norm_RSU[0].T,
-            scale_S=self.scale_S,
-            variance_S=self.variance_RS[0],
-            undamped_variance_S=self.undamped_RS[0],
-            entering_variance=float(ratio(self.sums["entering"], self.sums["tokens"])[0]),
+def _whole_visits(pairs: Grid) -> Comparison:
+    """Each pair of visits of a loop whose every layer was recorded on both, as one update."""
+    steps: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    places = []
+    for layers, visit, inside in pairs.groups():
+        found = [at for p in inside if not isinstance(at := pairs.steps[p], int)]
+        if layers in (loop_name(loop, pairs.architecture) for loop in pairs.loops):
+            places.append(Place("headline", {"layers": layers, "visit": visit}, [len(steps)], []))
+            steps.append((tuple(early for early, _ in found), tuple(late for _, late in found)))
+    return Comparison("visit", "visits", tuple(steps), tuple(places))
+
+
+# Arithmetic
+
+
+def reduce(batch: Batch, layout: Layout, options: Options) -> Reduced:
+    """Sums over tokens: norms and variances along the steps, and what pairs of updates have in common."""
+    token_BT = is_token(batch.samples)
+    steps = [step for step in layout.grid.steps if isinstance(step, int)]
+    added = {step: (token_values(batch, step, ATTENTION), token_values(batch, step, EXPERTS)) for step in steps}
+    sums: dict[str, Array] = {"tokens": token_BT.sum(-1), **_along_steps(batch, steps, added)}
+    counts: dict[str, Array] = {}
+    whole: dict[str, Array] = {}
+    largest: dict[str, Array] = {}
+    orders_XBT = shuffled_positions(token_BT, batch.sample_ids, options.resample_seed, options.shuffles)
+    for compared in layout.comparisons:
+        cosines, ratios = [], []
+        for pair in compared.steps:
+            early_BTD, late_BTD = (_sum([_update(added[step], compared.update) for step in of]) for of in pair)
+            cosines.append(_cosine(early_BTD, late_BTD, token_BT))
+            ratios.append(_ratios(early_BTD, late_BTD, token_BT, orders_XBT))
+        sums |= stacked(compared.word, cosines)
+        for name, into in (("counts", counts), ("shuffled", whole), ("ends", largest), ("shuffled ends", largest)):
+            into[f"{compared.word}.{name}"] = np.stack([each[name] for each in ratios], 1 if name == "counts" else 0)
+    return Reduced(
+        by_sample=sums, counts=counts, whole=whole, largest=largest, defined={"tokens": batch.samples.length_N > 0}
+    )
+
+
+def _update(added: tuple[Floats, Floats], update: Update) -> Floats:
+    attention_BTD, experts_BTD = added
+    return {"attention": attention_BTD, "experts": experts_BTD}.get(update, attention_BTD + experts_BTD)
+
+
+def _sum(updates: list[Floats]) -> Floats:
+    total = updates[0]
+    for update in updates[1:]:
+        total = total + update
+    return total
+
+
+def _along_steps(batch: Batch, steps: Sequence[int], added: dict[int, tuple[Floats, Floats]]) -> dict[str, Array]:
+    """Squares (B, L, U) of each update, variances over channels (B, L) of the stream after each step, as it is and
+    undamped, and (B,) of the stream that enters the first one."""
+    squares, variances, undamped_variances = [], [], []
+    entering_BTD = token_values(batch, steps[0], ENTERING)
+    xp = array_namespace(entering_BTD)
+    undamped_BTD = entering_BTD
+    for step in steps:
+        attention_BTD, experts_BTD = added[step]
+        layer_BTD = attention_BTD + experts_BTD
+        squares.append(xp.stack([xp.sum(x**2, axis=(1, 2)) for x in (attention_BTD, experts_BTD, layer_BTD)], axis=-1))
+        undamped_BTD = undamped_BTD + layer_BTD / batch.architecture.loop_factors[step]
+        after_BTD = token_values(batch, step, ENTERING) + layer_BTD
+        variances.append(xp.sum(xp.var(after_BTD, axis=-1), axis=1))
+        undamped_variances.append(xp.sum(xp.var(undamped_BTD, axis=-1), axis=1))
+    return {
+        "square": xp.stack(squares, axis=1),
+        "variance": xp.stack(variances, axis=1),
+        "undamped": xp.stack(undamped_variances, axis=1),
+        "entering": xp.sum(xp.var(entering_BTD, axis=-1), axis=1),
+    }
+
+
+def _cosine(early_BTD: Floats, late_BTD: Floats, token_BT: NDArray[np.bool_]) -> dict[str, Array]:
+    found = similarity.cosine_sums(early_BTD, late_BTD, token_BT)
+    return {name: found[name] for name in ("count", "cosine", "shuffled_cosine", "square_a", "square_b")}
+
+
+def _ratios(
+    early_BTD: Floats, late_BTD: Floats, token_BT: NDArray[np.bool_], orders_XBT: NDArray[np.intp]
+) -> dict[str, NDArray[np.floating]]:
+    """Histograms of the ratio of norms, of the tokens and of shuffled ones."""
+    norm = array_namespace(early_BTD).linalg.vector_norm
+    early_BT, late_BT = (to_numpy(norm(x, axis=-1)) for x in (early_BTD, late_BTD))
+    counted_BT = token_BT & (early_BT > 0)
+    counts_BJ, ends_2J = count(ratio(late_BT, early_BT), counted_BT)
+    shuffled = [count(ratio(np.take_along_axis(late_BT, order_BT, 1), early_BT), counted_BT) for order_BT in orders_XBT]
+    return {
+        "counts": counts_BJ,
+        "ends": ends_2J,
+        "shuffled": np.sum([each.counts_BJ.sum(0, dtype=np.float64) for each in shuffled], 0),
+        "shuffled ends": np.max([each.ends_2J for each in shuffled], 0),
+    }
+
+
+# What the sums say
+
+
+def quantities(totals: Totals[Layout, Options]) -> list[Quantity]:
+    """Updates beside each other, then norms and variances along the steps."""
+    layout, options = totals.layout, totals.options
+    found: list[Quantity] = []
+    for update in options.updates:
+        compared = {each.between: each for each in layout.comparisons if each.update == update}
+        nexts = _compared(totals, compared[NEXT_LAYER], {}) if NEXT_LAYER in compared else []
+        unlooped = {each.name: float(each.value_RLH[0].mean()) for each in nexts}
+        where = {"update": update}
+        if "visits" in compared:
+            found += _compared(totals, compared["visits"], unlooped)
+        elif update == "visit" and layout.partial:
+            gaps = not_compared(QUANTITIES, layout.grid, options.visits, where, "needs every looped layer recorded")
+            found += gaps
+        else:
+            found += not_compared(QUANTITIES, layout.grid, options.visits, where)
+        found += nexts
+    return [*found, *_norms(totals), *_variances(totals)]
+
+
+def _compared(totals: Totals[Layout, Options], compared: Comparison, unlooped: dict[str, float]) -> list[Quantity]:
+    """Ratios and cosine of one kind of update."""
+    sums = under(totals.sums, compared.word)
+    ends_L2J, shuffled_ends_L2J = (totals.largest[f"{compared.word}.{name}"] for name in ("ends", "shuffled ends"))
+    shuffled_LJ = totals.whole[f"{compared.word}.shuffled"]
+    values = {
+        MEDIAN: np.stack([median(sums["counts"][:, p], ends_2J) for p, ends_2J in enumerate(ends_L2J)], -1),
+        RMS: np.sqrt(ratio(sums["square_b"], sums["square_a"])),
+        COSINE: similarity.raw_cosine(sums),
+    }
+    nulls = {
+        MEDIAN: np.array([median(*each) for each in zip(shuffled_LJ, shuffled_ends_L2J, strict=True)])[:, None],
+        RMS: None,
+        COSINE: similarity.shuffled_raw_cosine(sums)[0, :, None],
+    }
+    end = "" if compared.between == "visits" else f", {NEXT_LAYER}"
+    return [
+        Quantity(
+            name=name + end,
+            value_RLH=value_RL[..., None],
+            places=compared.places,
+            n=totals.n["tokens"],
+            nulls={"shuffled": nulls[name], "unlooped": unlooped.get(f"{name}, {NEXT_LAYER}")},
+            where={"update": compared.update},
         )
-
-    def _compare(self) -> None:
-        sums, stream = self.sums, self.stream
-        rms_RP = np.sqrt(ratio(sums["square_b"], sums["square_a"]))
-        self.value = {
-            "norm ratio, median": stream.ratios.median(sums["ratio"]),
-            "norm ratio, RMS": rms_RP,
-            "cosine": ratio(sums["cosine"], sums["count"]),
-        }
-        self.shuffled = {
-            "norm ratio, median": stream.shuffled_ratios.median(stream.shuffled_count_PJ),
-            "norm ratio, RMS": np.full(len(stream.comparisons), np.nan),
-            "cosine": ratio(sums["shuffled_cosine"][0], sums["count"][0]),
-        }
-
-    def _comparison_rows(self) -> None:
-        compared, options = self.stream.comparisons, self.stream.options
-        for update in options.updates:
-            once = [i for i, c in enumerate(compared) if c.update == update and c.visits is None]
-            asked = pair_labels(options.visits)
-            for quantity in QUANTITIES:
-                unlooped = float(self.value[quantity][0, once].mean()) if once else None
-                of_visits = [i for i, c in enumerate(compared) if c.update == update and c.visits is not None]
-                for name in asked:
-                    which = [i for i in of_visits if pair_label(compared[i].visits or (0, 0)) == name]
-                    where = self._where(name, update, which)
-                    if which:
-                        self._row("headline", quantity, which, where, unlooped)
-                    else:
-                        note = NEEDS_TWO_VISITS if self.config.num_visits == 1 else "needs every looped layer recorded"
-                        self.table.append(row("headline", quantity, None, where=where, note=note))
-                if once:
-                    # Beside a comparison of visits this is its null; on a Baseline it is what there is to compare.
-                    level: Level = "layer" if of_visits else "headline"
-                    where = {"layers": "unlooped", "visit": 1, "update": update}
-                    self._row(level, f"{quantity}, next layer", once, where, None)
-                for index in (*(of_visits if update != "visit" else ()), *once):
-                    visits = compared[index].visits
-                    visit: Cell = pair_label(visits) if visits else 1
-                    where = {"layers": compared[index].layers, "visit": visit, "update": update}
-                    title = quantity if visits else f"{quantity}, next layer"
-                    self._row("layer", title, [index], where, unlooped if visits else None)
-
-    def _where(self, visits: str, update: Update, which: Sequence[int]) -> dict[str, Cell]:
-        steps = [step for i in which for step in self.stream.comparisons[i].steps[0]] or self.steps
-        return {"layers": measured_layers(self.config, self.plan, steps), "visit": visits, "update": update}
-
-    def _row(
-        self, level: Level, title: str, which: list[int], where: Mapping[str, Cell], unlooped: float | None
-    ) -> None:
-        quantity = next(name for name in QUANTITIES if title.startswith(name))
-        nulls = {"shuffled": float(self.shuffled[quantity][which].mean()), "unlooped": unlooped}
-        measured = interval(self.value[quantity][:, which].mean(1), self.n)
-        self.table.append(row(level, title, measured, where=where, nulls=nulls))
-
-    # Along the steps
-
-    def _parts(self) -> list[tuple[str, str, int, list[int]]]:
-        """Part of the network, its layers and visit as a row names them, and its positions among the steps."""
-        first, last = self.config.loop_start, self.config.loop_stop
-        found: list[tuple[str, str, int, list[int]]] = []
-        outside = [s for s in self.steps if first < last and not first <= self.plan[s].layer < last]
-        for name, members in (
-            ("prelude", [s for s in outside if self.plan[s].layer < first]),
-            ("coda", [s for s in outside if self.plan[s].layer >= last]),
-        ):
-            if members:
-                layers = f"{name} {layer_range([self.plan[s].layer for s in members])}"
-                found.append((name, layers, 1, [self.steps.index(s) for s in members]))
-        for span in looped_spans(self.config, self.plan, self.steps):
-            found.append(("loop", span.layers, span.visit + 1, [self.steps.index(s) for s in span.steps]))
-        return sorted(found, key=lambda part: part[3][0])
-
-    def _norm_rows(self) -> None:
-        """As added and undamped: the layer's update by part of the network, all by step."""
-        alone = once_visited(self.plan)
-        once = [index for index, step in enumerate(self.steps) if step in alone]
-        for kind, update in enumerate(OF_ONE_STEP):
-            for title, norm_RS in (
-                (NORM, self.norm_RSU[..., kind]),
-                (UNDAMPED_NORM, self.norm_RSU[..., kind] / self.scale_S),
-            ):
-                places = self._by_step()
-                if update == "layer":
-                    places = [*self._by_part(), *places]
-                for level, end, where, which in places:
-                    scale = self.scale_S[which[0]]
-                    note = f"loop factor {scale:.4g} does not cancel here"
-                    self.table.append(
-                        row(
-                            level,
-                            title + end,
-                            interval(norm_RS[:, which].mean(1), self.n),
-                            where={**where, "update": update},
-                            nulls={"unlooped": float(norm_RS[0, once].mean()) if once else None},
-                            note=note if title == NORM and scale != 1 else "",
-                        )
-                    )
-
-    def _variance_rows(self) -> None:
-        """Of the stream at the end of each part and after each step."""
-        entering = interval(ratio(self.sums["entering"], self.sums["tokens"]), self.n)
-        where: dict[str, Cell] = {"layers": f"before {self.plan[self.steps[0]].layer + 1}", "visit": 1}
-        self.table.append(row("headline", f"{VARIANCE}, entering", entering, where=where))
-        note = "not a run at scale 1"
-        if not self.stream.whole:
-            note = "needs every step from the first recorded"
-        for title, variance_RS, remark in (
-            (VARIANCE, self.variance_RS, ""),
-            (UNDAMPED_VARIANCE, self.undamped_RS, note),
-        ):
-            for level, end, place, which in (*self._by_part(), *self._by_step()):
-                measured = interval(variance_RS[:, which[-1]], self.n)
-                self.table.append(row(level, title + end, measured, where=place, note=remark))
-
-    def _by_part(self) -> list[Place]:
-        return [
-            Place("headline", f", {part}", {"layers": layers, "visit": visit}, which)
-            for part, layers, visit, which in self._parts()
-        ]
-
-    def _by_step(self) -> list[Place]:
-        return [
-            Place("layer", "", {"layers": str(self.plan[step].layer + 1), "visit": self.plan[step].visit + 1}, [index])
-            for index, step in enumerate(self.steps)
-        ]
+        for name, value_RL in values.items()
+    ]
 
 
-def figure(result: UpdatesResult) -> "Figure":
+def parts(grid: Grid) -> list[tuple[str, Place]]:
+    """Prelude, each visit of each loop, and coda, in order of execution; between two loops there is a part of its own.
+
+    A Baseline's loop is the layers that a headline averages over.
+    """
+    looped = [p for p in range(len(grid.steps)) if any(grid.layer(p) in loop.layers for loop in grid.loops)]
+    found = [("loop", Place("headline", {"layers": layers, "visit": visit}, inside, []))
+             for layers, visit, inside in grid.groups()]  # fmt: skip
+    names: dict[str, list[int]] = {}
+    for p in range(len(grid.steps)) if looped else ():
+        if p not in looped:
+            name = "prelude" if p < looped[0] else "coda" if p > looped[-1] else "between loops"
+            names.setdefault(name, []).append(p)
+    for name, inside in names.items():
+        layers = f"{name} {layer_range(sorted({grid.layer(p) for p in inside}))}"
+        found.append((name, Place("headline", {"layers": layers, "visit": 1}, inside, [])))
+    return sorted(found, key=lambda part: part[1].positions[0])
+
+
+def _norms(totals: Totals[Layout, Options]) -> list[Quantity]:
+    """As added and undamped: the layer's update by part of the network, all by step."""
+    grid, sums = totals.layout.grid, totals.sums
+    norm_RLU = np.sqrt(ratio(sums["square"], sums["tokens"][:, None, None]))
+    factor_L = np.array([totals.architecture.loop_factors[step] for step in grid.steps if isinstance(step, int)])
+    alone = once_visited(totals.architecture.steps)
+    once = [p for p, step in enumerate(grid.steps) if step in alone]
+
+    def note(place: Place) -> str:
+        factor = factor_L[place.positions[0]]
+        return "" if factor == 1 else f"loop factor {factor:.4g} does not cancel here"
+
+    found = []
+    for u, update in enumerate(OF_ONE_STEP):
+        norm_RL = norm_RLU[..., u]
+        nulls = {"unlooped": float(norm_RL[0, once].mean()) if once else None}
+        for title, value_RL in (("update norm", norm_RL), ("undamped norm", norm_RL / factor_L)):
+            named = [(title, grid.places(("layer",)))]
+            if update == "layer":
+                named = [*((f"{title}, {part}", (place,)) for part, place in parts(grid)), *named]
+            found += [
+                Quantity(name=name, value_RLH=value_RL[..., None], places=places, n=totals.n["tokens"], nulls=nulls,
+                         where={"update": update}, note=note if title == "update norm" else no_note)
+                for name, places in named
+            ]  # fmt: skip
+    return found
+
+
+def _variances(totals: Totals[Layout, Options]) -> list[Quantity]:
+    """Of the stream at the end of each part and after each step."""
+    grid, sums, n = totals.layout.grid, totals.sums, totals.n["tokens"]
+    before = Place("headline", {"layers": f"before {grid.layer(0) + 1}", "visit": 1}, [0], [])
+    found = [Quantity(name="stream variance, entering", places=(before,), n=n,
+                      value_RLH=ratio(sums["entering"], sums["tokens"])[:, None, None])]  # fmt: skip
+    whole = grid.steps == tuple(range(len(grid.steps)))
+    gap = "" if whole else "needs every step from the first recorded"
+    ends = [(f", {part}", (place._replace(positions=place.positions[-1:]),)) for part, place in parts(grid)]
+    for name, title, undefined in (("variance", "stream variance", ""), ("undamped", "undamped variance", gap)):
+        value_RLH = ratio(sums[name], sums["tokens"][:, None])[..., None]
+        found += [
+            Quantity(name=title + end, value_RLH=value_RLH, places=places, n=n, undefined=undefined,
+                     note=(lambda place: "not a run at scale 1") if name == "undamped" else no_note)
+            for end, places in (*ends, ("", grid.places(("layer",))))
+        ]  # fmt: skip
+    return found
+
+
+def figures(totals: Totals[Layout, Options]) -> "dict[str, Figure]":
     """Norm ratio and cosine by layer with the null dotted, then norms and variance along the steps."""
     from plotly.graph_objects import Figure, Scatter
     from plotly.subplots import make_subplots
 
-    titles = ("norm ratio, median", "cosine", "update norm, as added", "stream variance")
+    titles = (MEDIAN, COSINE, "update norm, as added", "stream variance, undamped dashed")
     colours = {"attention": "#4059ad", "experts": "#f4b942", "layer": "#2a9d8f"}
     drawn: Figure = make_subplots(rows=2, cols=2, subplot_titles=titles, vertical_spacing=0.2)
-    groups = dict.fromkeys((c.update, c.visits) for c in result.comparisons if c.visits and c.update != "visit")
-    pairs_of_visits = list(dict.fromkeys(visits for _, visits in groups))
-    for kind, visits in groups:
-        which = [i for i, c in enumerate(result.comparisons) if (c.update, c.visits) == (kind, visits)]
-        layers = [int(result.comparisons[i].layers) for i in which]
-        for column, quantity in enumerate(("norm ratio, median", "cosine"), 1):
-            for values, dash, end in ((result.value, "solid", ""), (result.shuffled, "dot", ", shuffled")):
-                name = f"{kind}, {pair_label(visits)}{end}"
-                trace = Scatter(
-                    x=layers, y=values[quantity][which], name=name, legendgroup=name, showlegend=column == 1,
-                    line={"dash": dash, "color": colours[kind]}, marker={"symbol": pairs_of_visits.index(visits)},
-                    mode="lines+markers",
-                )  # fmt: skip
-                drawn.add_trace(trace, row=1, col=column)
-    if not groups:
+    for quantity in quantities(totals):
+        places = [place for place in quantity.places if place.level == "layer" and not quantity.undefined]
+        values = [quantity.at(place)[0] for place in places]
+        update = str(quantity.where.get("update", ""))
+        colour, is_ratio = colours.get(update, "#444444"), quantity.name == MEDIAN
+        if quantity.name in (MEDIAN, COSINE):
+            visits = [str(place.where["visit"]) for place in places]
+            nulls = [quantity.null_at(place)["shuffled"] for place in places]
+            for visit in dict.fromkeys(visits):
+                which = [at for at, each in enumerate(visits) if each == visit]
+                for y, dash, end in ((values, "solid", ""), (nulls, "dot", ", shuffled")):
+                    name = f"{update}, {visit}{end}"
+                    x, y_at = [places[at].where["layers"] for at in which], [y[at] for at in which]
+                    style = {"name": name, "legendgroup": name, "showlegend": is_ratio}
+                    trace = Scatter(x=x, y=y_at, line={"dash": dash, "color": colour}, **style)
+                    drawn.add_trace(trace, row=1, col=1 if is_ratio else 2)
+        elif quantity.name in ("update norm", "stream variance", "undamped variance") and places:
+            line = {"color": colour, "dash": "dash" if quantity.name == "undamped variance" else "solid"}
+            name = f"norm, {update}" if update else quantity.name
+            trace = Scatter(x=totals.layout.grid.labels(), y=values, name=name, line=line)
+            drawn.add_trace(trace, row=2, col=1 if update else 2)
+    if not any(each.between == "visits" for each in totals.layout.comparisons):
         # Relative to the paper: a plot without traces has no axes to be placed by.
         drawn.add_annotation(text=NEEDS_TWO_VISITS, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.8)
-    steps = list(result.step_labels)
-    for norm_S, update in zip(result.norm_US, OF_ONE_STEP, strict=True):
-        trace = Scatter(x=steps, y=norm_S, name=f"norm, {update}", line={"color": colours[update]})
-        drawn.add_trace(trace, row=2, col=1)
-    for variance_S, name, dash in (
-        (result.variance_S, "as run", "solid"),
-        (result.undamped_variance_S, "undamped", "dash"),
-    ):
-        line = {"color": "#444444", "dash": dash}
-        drawn.add_trace(Scatter(x=steps, y=variance_S, name=f"variance, {name}", line=line), row=2, col=2)
     drawn.update_yaxes(type="log", row=2, col=2)
     drawn.update_xaxes(title_text="layer", dtick=1, row=1)
     drawn.update_layout(title=TITLE, height=900)
-    return drawn
+    return {"updates": drawn}
 
 
 def main() -> None:
-    """The command line of this probe."""
-    from probes.running import command
-
-    command.main("residual_updates")
+    """`python -m probes.residual_updates`."""
+    command.main(sys.modules[__name__])
 
 
 if __name__ == "__main__":

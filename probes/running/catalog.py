@@ -11,6 +11,7 @@ NAMES = (
     "attention_sink",
     "projection_similarity",
     "expert_overlap",
+    "expert_load",
     "residual_updates",
     "massive_activations",
     "dyck_icl",

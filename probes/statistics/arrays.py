@@ -9,13 +9,15 @@ from typing import cast
 
 import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array
+from einops import rearrange
 from numpy.typing import NDArray
 
 from cache.batch import Batch
 from smelt_interp.architecture import Architecture
-from smelt_interp.arrays import Array
+from smelt_interp.arrays import Array, measured
 from smelt_interp.data.samples import Role, Samples
 from smelt_interp.errors import UserError
+from smelt_interp.sites import SITES, hook_name
 
 Floats = NDArray[np.floating]
 Mask = NDArray[np.bool_]
@@ -40,6 +42,26 @@ def site(batch: Batch, step: int, suffix: str) -> Floats:
         return x
     single: Floats = xp.astype(x, xp.float32)
     return single
+
+
+def token_values(batch: Batch, step: int, suffix: str) -> NDArray[np.float64]:
+    """A site's numbers (B, T, ...) in float64 where it is, 0 on padding, whatever stood there; a pattern's axes are
+    (B, T, Q, S).
+
+    Raises UserError for a token with one that is no number, or infinite.
+    """
+    x = batch.sites[step, suffix]
+    values = measured(
+        rearrange(x, "b q t s -> b t q s") if SITES[suffix].axes == "BQTS" else x, is_token(batch.samples)
+    )
+    xp = array_namespace(values)
+    if not bool(xp.isfinite(xp.sum(values))):
+        worst = float(values[~xp.isfinite(values)][0])
+        raise UserError(
+            f"{hook_name(step, suffix)} must hold finite numbers; got {worst} among samples "
+            f"{batch.sample_ids[0]} to {batch.sample_ids[-1]}: mend the network, or record it with --dtype float32"
+        )
+    return values
 
 
 def expert_choices(batch: Batch, step: int, suffix: str) -> NDArray[np.integer]:

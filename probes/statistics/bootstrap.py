@@ -48,6 +48,19 @@ def weights(seed: int, document_B: NDArray[np.integer]) -> NDArray[np.float64]:
     return np.concatenate([np.ones((1, len(document_B))), draws_DR[of_sample_B].T])
 
 
+def binomial_interval(value: float, n: int) -> Estimate:
+    """A share of `n` independent yes-or-no documents with its exact 95% interval (Clopper and Pearson, 1934), which is
+    not a point where all or none say yes."""
+    if n < 1 or not np.isfinite(value):
+        return Estimate(value, np.nan, np.nan, n)
+    from scipy.special import betaincinv
+
+    yes, outside = value * n, (1 - LEVEL) / 2
+    low = float(betaincinv(yes, n - yes + 1, outside)) if yes > 0 else 0.0
+    high = float(betaincinv(yes + 1, n - yes, 1 - outside)) if yes < n else 1.0
+    return Estimate(value, low, high, n)
+
+
 def interval(value_R: NDArray[np.floating], n: int, *, recentred: bool = False) -> Estimate:
     """A statistic's value (entry 0) with its 95% interval from the resamples that define it, over n documents.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from probes.statistics.bootstrap import Estimate, interval
+from probes.statistics.bootstrap import Estimate, binomial_interval, interval
 from probes.statistics.grid import RANK, Cell, Place, Where
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ class Quantity:
     """How several positions make one number (R,), where it is not their mean."""
     recentred: bool = False
     """Resampling biases it: `bootstrap.interval`."""
+    share: bool = False
+    """The share of its `n` documents that says yes, each document once: its interval is the exact binomial one."""
     where: Where = field(default_factory=dict)
     """More columns, such as the kind of update."""
 
@@ -78,7 +80,10 @@ class Quantity:
     def _row(
         self, place: Place, value_R: NDArray[np.float64], nulls: Mapping[str, float | None], where: Where
     ) -> Record:
-        estimate = None if self.undefined else interval(value_R, self.n, recentred=self.recentred)
+        estimate = None
+        if not self.undefined:
+            exact = binomial_interval(float(value_R[0]), self.n) if self.share else None
+            estimate = exact or interval(value_R, self.n, recentred=self.recentred)
         nulls = dict.fromkeys(nulls) if self.undefined else nulls
         return record(place.level, self.name, estimate, where={**where, **self.where}, nulls=nulls,
                       note=self.undefined or self.note(place))  # fmt: skip

@@ -1,6 +1,6 @@
 """Sums over samples that stream, merge and carry their resamples; what every probe keeps while it reads."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
@@ -11,6 +11,7 @@ from cache.batch import Batch
 from probes.statistics.arrays import Floats, Mask, is_token, to_numpy
 from probes.statistics.bootstrap import weights
 from probes.statistics.grid import headline_loops
+from probes.statistics.neighbours import Neighbours
 from probes.statistics.quantities import Quantity, headline_columns
 from smelt_interp.architecture import Architecture, Loop
 from smelt_interp.arrays import Array
@@ -96,6 +97,8 @@ class Sums(Generic[Layout, Options]):
     lay_out(batch, options, loops): what of the network is measured, seen on the first batch; equal for every batch.
     reduce(batch, layout, options): what a batch comes to.
     quantities(totals): what the sums say.
+    between(before, after, layout, options): what a sample and the one whose number is one less come to together, for
+    nulls that compare samples; (...) arrays, added to `Totals.whole`. Each batch is of one sample.
     """
 
     def __init__(
@@ -107,6 +110,7 @@ class Sums(Generic[Layout, Options]):
         quantities: Callable[["Totals[Layout, Options]"], list[Quantity]],
         *,
         seed: int = 0,
+        between: Callable[[Batch, Batch, Layout, Options], Mapping[str, Array]] | None = None,
     ) -> None:
         self.architecture, self.options, self.seed = architecture, options, seed
         self.loops = headline_loops(architecture)
@@ -114,7 +118,8 @@ class Sums(Generic[Layout, Options]):
         has no loop, so that networks are compared on the same layers."""
         self.keep_samples = False
         """Keep the headline's numbers for every sample; a runner may say so before the first batch."""
-        self._lay_out, self._reduce, self._quantities = lay_out, reduce, quantities
+        self._lay_out, self._reduce, self._quantities, self._between = lay_out, reduce, quantities, between
+        self._neighbours = Neighbours()
         self._layout: Layout | None = None
         self._sums: dict[str, Floats] = {}
         self._whole: dict[str, Floats] = {}
@@ -146,6 +151,8 @@ class Sums(Generic[Layout, Options]):
             _combine(self._largest, name, to_numpy(x), np.maximum)
         for name, defined_B in reduced.defined.items():
             self._defined.setdefault(name, Distinct()).add(document_B[defined_B])
+        if self._between is not None:
+            self._compare(self._neighbours.add(batch))
         if self.keep_samples:
             whole, largest = ({k: to_numpy(x) for k, x in d.items()} for d in (reduced.whole, reduced.largest))
             n = {name: int(defined_B.sum()) for name, defined_B in reduced.defined.items()}
@@ -169,10 +176,19 @@ class Sums(Generic[Layout, Options]):
             _combine(self._largest, name, x, np.maximum)
         for name, documents in other._defined.items():
             self._defined.setdefault(name, Distinct()).merge(documents)
+        self._compare(self._neighbours.merge(other._neighbours))
         self._samples.merge(other._samples)
         self._documents.merge(other._documents)
         self._by_sample += other._by_sample
         self.tokens += other.tokens
+
+    def _compare(self, met: Sequence[tuple[Batch, Batch]]) -> None:
+        """Add what neighbours come to together."""
+        for before, after in met:
+            assert self._between is not None  # only then neighbours are kept,
+            assert self._layout is not None  # and the batch they came in was laid out
+            for name, x in self._between(before, after, self._layout, self.options).items():
+                _combine(self._whole, name, to_numpy(x), np.add)
 
     @property
     def documents(self) -> int:

@@ -14,12 +14,14 @@ from cache.record import run_batches
 from model.generate import Sampling, generate
 from model.network import LoopedMoE
 from probes import dyck_icl
-from probes.dyck_icl import SCORES, Episodes, Options, measure
+from probes.dyck_icl import DATA, SCORES
+from smelt_interp.data.datasets import load_samples
 from smelt_interp.data.dyck import DyckOptions, dyck_samples
 from smelt_interp.data.dyck_scores import answer_start, exact_match, first_closer, floors, queries
 from smelt_interp.data.samples import Role, Samples, concatenate
 from smelt_interp.data.tokenizer import BYTES, PAD
 from smelt_interp.errors import UserError
+from tests.support.answers import measure, rows_of
 from tests.support.planted import LOOPED, pick, planted_batch, same_numbers, split_batch, text_samples
 from tests.support.planted_captures import planted_capture
 
@@ -45,7 +47,7 @@ def episodes(num: int = 8, shots: int = 1, seed: int = 0) -> Samples:
 
 
 def test_what_was_answered_right_is_scored_right() -> None:
-    rows = measure([answered(episodes(), {0: "first", 1: "last", 2: "newline"})], Options()).rows()
+    rows = rows_of(dyck_icl, [answered(episodes(), {0: "first", 1: "last", 2: "newline"})])
     wrong_first = 1 + (
         len(np.flatnonzero(episodes().role_NT[1] == Role.ANSWER)) == 2
     )  # a last bracket can be the first
@@ -62,9 +64,7 @@ def test_what_was_answered_right_is_scored_right() -> None:
 def test_the_same_answers_come_back_from_a_file(tmp_path: Path) -> None:
     batch = answered(episodes(), {0: "first", 3: "newline"})
     capture = planted_capture(tmp_path / "dyck.h5", batch)
-    assert same_numbers(
-        measure([batch], Options()).rows(), measure(capture.batches(dyck_icl.needs(LOOPED), 3), Options()).rows()
-    )
+    assert same_numbers(rows_of(dyck_icl, [batch]), rows_of(dyck_icl, capture.batches((), 3)))
 
 
 def test_exact_match_is_that_of_greedy_generation() -> None:
@@ -79,7 +79,7 @@ def test_exact_match_is_that_of_greedy_generation() -> None:
             network.unembed.weight[ord(following)] = network.embed.weight[ord(token)]
     options = DyckOptions(pairing="standard", num_types=2, shots=(1,), max_total=8)
     samples = dyck_samples(options, 24, seed=0, length=64, tokenizer=BYTES)
-    rows = measure(run_batches(network, samples, ()), Options()).rows()
+    rows = rows_of(dyck_icl, run_batches(network, samples, ()))
     prompts = [ids_T[:start].tolist() for ids_T, start in zip(samples.ids_NT, answer_start(samples), strict=True)]
     made = generate(network, prompts, Sampling(max_new_tokens=5, stop_token=ord("\n")))
     asked = [(BYTES.decode(np.array(tokens)), query) for tokens, query in zip(made, queries(samples), strict=True)]
@@ -95,7 +95,7 @@ def test_episodes_are_grouped_by_shots_rendering_and_pairing() -> None:
     options = DyckOptions(rendering="full", pairing="standard", shots=(0,), max_total=4)
     full = dyck_samples(options, 3, seed=0, length=160, tokenizer=BYTES)
     samples = concatenate([episodes(4, 0), episodes(4, 2), full], PAD)
-    rows = measure([answered(samples, {4: "first", 5: "first"})], Options()).rows()
+    rows = rows_of(dyck_icl, [answered(samples, {4: "first", 5: "first"})])
     found = {
         (row["rendering"], row["pairing"], row["shots"]): (row["value"], row["n"])
         for row in rows
@@ -113,12 +113,12 @@ def test_the_answer_does_not_depend_on_the_batches(size: int) -> None:
     samples = concatenate([episodes(6, 0), episodes(6, 2)], PAD)
     batch = answered(samples, {1: "first", 7: "newline", 8: "last"})
     shuffled = take(batch, np.random.default_rng(0).permutation(12))
-    assert same_numbers(measure([batch], Options()).rows(), measure(split_batch(shuffled, size), Options()).rows())
+    assert same_numbers(rows_of(dyck_icl, [batch]), rows_of(dyck_icl, split_batch(shuffled, size)))
 
 
 def test_the_floors_are_those_of_the_same_episodes() -> None:
     samples = episodes(40)
-    rows = measure([answered(samples)], Options()).rows()
+    rows = rows_of(dyck_icl, [answered(samples)])
     found = pick(rows, quantity=EXACT, **ALL)
     for name, right_N in floors(samples).items():
         assert found[f"null_{name.replace(' ', '_')}"] == pytest.approx(right_N.mean())
@@ -135,7 +135,7 @@ def test_queries_that_show_a_needed_pair_are_counted_apart() -> None:
     samples = episodes(40)
     shown_N = samples.episode_N["pair_shown"]
     assert 0 < shown_N.sum() < 40
-    rows = measure([answered(samples, dict.fromkeys(np.flatnonzero(~shown_N).tolist(), "first"))], Options()).rows()
+    rows = rows_of(dyck_icl, [answered(samples, dict.fromkeys(np.flatnonzero(~shown_N).tolist(), "first"))])
     for shown, value, n in (("pair shown", 1.0, shown_N.sum()), ("pair hidden", 0.0, (~shown_N).sum())):
         found = pick(rows, quantity=EXACT, queries=shown)
         assert (found["level"], found["value"], found["n"]) == ("headline", value, n)
@@ -143,7 +143,7 @@ def test_queries_that_show_a_needed_pair_are_counted_apart() -> None:
 
 def test_splits_by_answer_length_and_depth_cover_all_queries() -> None:
     samples = episodes(40)
-    rows = measure([answered(samples)], Options()).rows()
+    rows = rows_of(dyck_icl, [answered(samples)])
     for words, name in (("answer length", "answer_length"), ("depth", "depth")):
         counted = {row["queries"]: row["n"] for row in rows
                    if row["quantity"] == EXACT and str(row["queries"]).startswith(words)}  # fmt: skip
@@ -151,39 +151,50 @@ def test_splits_by_answer_length_and_depth_cover_all_queries() -> None:
         assert counted == {f"{words} {value}": count for value, count in zip(values, counts, strict=True)}
 
 
-def test_the_same_queries_are_asked_at_every_number_of_shots() -> None:
-    (data,) = Episodes(shots=(0, 1, 4), episodes=5).data_sets(160)
-    asked = [[part.ids_NT[row][part.role_NT[row] == Role.QUERY].tolist() for row in range(5)] for part in data.parts]
-    assert asked[0] == asked[1] == asked[2]
-    assert [part.episode_N["shots"].tolist() for part in data.parts] == [[0] * 5, [1] * 5, [4] * 5]
+def test_by_default_the_same_queries_are_asked_at_every_number_of_shots() -> None:
+    samples = load_samples(replace(DATA, samples=5), 160, BYTES)
+    shots_N = samples.episode_N["shots"]
+    assert sorted(set(shots_N.tolist())) == [0, 1, 2, 4, 8]
+    asked = [[query.prefix for query in queries(samples.rows(shots_N == shots))] for shots in (0, 1, 2, 4, 8)]
+    assert asked[0] == asked[1] == asked[2] == asked[3] == asked[4]
+    assert samples.num_documents == 5
 
 
-@pytest.mark.parametrize(
-    ("chosen", "message"),
-    [
-        ({"shots": ()}, "shots must be one or more different numbers; got "),
-        ({"shots": (1, 1)}, r"shots must be one or more different numbers; got \[1, 1\]"),
-        ({"shots": (0, 64)}, r"at most 10, which always fit rows of 160 tokens .*; got 64, .*: lower max_total"),
-        ({"episodes": 0}, "episodes must be at least 1; got 0"),
-    ],
-)
-def test_episodes_outside_their_rule_are_refused(chosen: dict[str, object], message: str) -> None:
+def test_a_share_has_the_exact_binomial_interval_and_the_loss_the_bootstraps() -> None:
+    samples = episodes(20)
+    for wrong, (low, high) in ((0, (0.8315666, 1.0)), (20, (0.0, 0.1684334)), (10, (0.2719578, 0.7280422))):
+        rows = rows_of(dyck_icl, [answered(samples, dict.fromkeys(range(wrong), "first"))])
+        found = pick(rows, quantity=EXACT, **ALL)
+        assert (found["low"], found["high"]) == pytest.approx((low, high), abs=1e-6)
+        assert pick(rows, quantity=LOSS, **ALL)["low"] == pytest.approx(0.5)
+
+
+def test_a_network_of_nan_is_not_scored_as_wrong() -> None:
+    network = LoopedMoE(LOOPED, seed=0)
+    with torch.no_grad():
+        network.ln_final.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="must be finite; got nan in"):
+        measure(dyck_icl, run_batches(network, episodes(), ()))
+    batch = answered(episodes())
+    logprob_BT = np.array(batch.logprob_BT)
+    logprob_BT[2] = np.nan
+    message = "^answers to score must have finite log-probabilities; got nan from the unembedding, in samples 0 to 7"
     with pytest.raises(UserError, match=message):
-        Episodes(**chosen).data_sets(160)
+        measure(dyck_icl, [replace(batch, logprob_BT=logprob_BT)])
 
 
 def test_text_asks_nothing() -> None:
-    rows = measure([planted_batch(LOOPED, text_samples(), {})], Options()).rows()
+    rows = rows_of(dyck_icl, [planted_batch(LOOPED, text_samples(), {})])
     assert [(row["quantity"], row["value"]) for row in rows] == [(score, None) for score in SCORES]
     assert all(row["note"] == "not defined: no row asks a query; record --data dyck" for row in rows)
     with pytest.raises(UserError, match="samples to measure must be at least one; got 0"):
-        measure([], Options())
+        measure(dyck_icl, [])
     both = answered(concatenate([episodes(3), text_samples()], PAD))
     alone = answered(episodes(3))
-    assert same_numbers(measure([both], Options()).rows(), measure([alone], Options()).rows())
+    assert same_numbers(rows_of(dyck_icl, [both]), rows_of(dyck_icl, [alone]))
     unasked = episodes(3)
     roles_NT = np.where(unasked.role_NT == Role.ANSWER, Role.DEMONSTRATION_ANSWER, unasked.role_NT).astype(np.uint8)
-    assert measure([answered(replace(unasked, role_NT=roles_NT))], Options()).points == ()
+    assert {row["value"] for row in rows_of(dyck_icl, [answered(replace(unasked, role_NT=roles_NT))])} == {None}
 
 
 def test_a_capture_of_dyck_and_text_gives_the_scores_and_says_that_text_asks_nothing(
@@ -203,6 +214,6 @@ def test_a_capture_of_dyck_and_text_gives_the_scores_and_says_that_text_asks_not
 
 def test_the_figure_is_the_curve() -> None:
     samples = concatenate([episodes(4, 0), episodes(4, 2)], PAD)
-    drawn = dyck_icl.figure(measure([answered(samples, {0: "first"})], Options()))
+    drawn = measure(dyck_icl, [answered(samples, {0: "first"})]).figures["shots"]
     curve = next(trace for trace in drawn.data if trace.name.startswith(EXACT))
     assert (list(curve.x), list(curve.y)) == ([0, 2], [0.75, 1.0])

@@ -15,6 +15,7 @@ from probes import attention_sink, expert_overlap, projection_similarity, residu
 from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.samples import Role
 from smelt_interp.data.tokenizer import BYTES
+from tests.support.answers import rows_of
 from tests.support.planted import pick
 
 CHECKPOINT = Path(__file__).parents[2] / "checkpoints" / "demo-smelt"
@@ -44,7 +45,7 @@ def caches(network: LoopedMoE, samples) -> list[Cache]:
 
 def headline(probe, network: LoopedMoE, samples):
     """The probe's headline rows by quantity and more."""
-    rows = probe.measure(run_batches(network, samples, DEFAULT_SITES, batch_size=2), probe.Options()).rows()
+    rows = rows_of(probe, run_batches(network, samples, DEFAULT_SITES, batch_size=2))
     return partial(pick, [row for row in rows if row["level"] == "headline"])
 
 

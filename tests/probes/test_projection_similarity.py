@@ -1,6 +1,5 @@
 """Projections and patterns across visits: planted answers, nulls against simulations, and what must not matter."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,21 +8,24 @@ import pytest
 from numpy.typing import NDArray
 
 from cache.batch import Batch, take
-from cache.parts import write_capture
 from probes import projection_similarity as probe
-from probes.running.contract import is_token
+from probes.running.probe import Result
+from probes.statistics.arrays import is_token
 from smelt_interp.errors import UserError
 from smelt_interp.plan import plan
+from tests.support.answers import measure
 from tests.support.planted import (
     BASELINE,
     LOOPED,
+    NESTED,
+    pick,
     planted_batch,
     random_sites,
     same_numbers,
-    split_batch,
     start_pattern,
     text_samples,
 )
+from tests.support.planted_captures import planted_capture
 
 VISITS = ((1, 3), (2, 4))
 """Step indices of LOOPED's two looped layers on both visits."""
@@ -42,7 +44,7 @@ def with_cosine(a: NDArray[np.generic], cosine: float, seed: int) -> NDArray[np.
 
 def random_batch(num: int = 8, length: int = 12, padding: int = 3, seed: int = 0) -> Batch:
     samples = text_samples(num, length, padding=padding, seed=seed)
-    return planted_batch(LOOPED, samples, random_sites(LOOPED, samples, probe.needs(LOOPED), seed=seed))
+    return planted_batch(LOOPED, samples, random_sites(LOOPED, samples, probe.needs(LOOPED.architecture()), seed=seed))
 
 
 def with_sites(batch: Batch, changed: dict[tuple[int, str], NDArray[np.generic]]) -> Batch:
@@ -64,18 +66,24 @@ def planted_cosines() -> tuple[Batch, dict[str, float]]:
     return with_sites(batch, sites), {probe_name[-1].upper(): cosine for probe_name, cosine in planted.items()}
 
 
-def headline(result: probe.SimilarityResult, quantity: str) -> dict[str, object]:
-    (found,) = [row for row in result.rows() if row["level"] == "headline" and row["quantity"] == quantity]
-    return dict(found)
+def headline(result: Result, quantity: str) -> dict[str, object]:
+    return pick(result.rows(), level="headline", quantity=quantity)
+
+
+def by_head(result: Result, quantity: str, column: str = "value") -> NDArray[np.float64]:
+    """A column of the rows of single heads. -> (pairs of visits, heads)"""
+    rows = [row for row in result.rows() if row["quantity"] == quantity and row["level"] == "head"]
+    pairs = dict.fromkeys((row["layers"], row["visit"]) for row in rows)
+    return np.array([[row[column] for row in rows if (row["layers"], row["visit"]) == pair] for pair in pairs], float)
 
 
 def test_planted_cosines_come_back_for_every_head() -> None:
     batch, planted = planted_cosines()
-    result = probe.measure([batch], probe.Options())
+    result = measure(probe, [batch])
     for name, cosine in planted.items():
-        np.testing.assert_allclose(result.value[f"{name} cosine, raw"], cosine, atol=1e-6)
-    assert result.value["Q cosine, raw"].shape == (2, LOOPED.num_heads)
-    assert result.value["V cosine, raw"].shape == (2, LOOPED.num_kv_heads)
+        np.testing.assert_allclose(by_head(result, f"{name} cosine, raw"), cosine, atol=1e-6)
+    assert by_head(result, "Q cosine, raw").shape == (2, LOOPED.num_heads)
+    assert by_head(result, "V cosine, raw").shape == (2, LOOPED.num_kv_heads)
 
 
 def test_planted_pattern_distance_is_that_of_its_two_part_distributions() -> None:
@@ -84,36 +92,36 @@ def test_planted_pattern_distance_is_that_of_its_two_part_distributions() -> Non
     middle = (np.array([0.6, 0.4]) + np.array([0.1, 0.9])) / 2
     divergence = sum((p * np.log2(p / middle)).sum() for p in (np.array([0.6, 0.4]), np.array([0.1, 0.9]))) / 2
     batch, _ = planted_cosines()
-    result = probe.measure([batch], probe.Options())
-    np.testing.assert_allclose(result.value["pattern distance"], np.sqrt(divergence), atol=1e-6)
+    result = measure(probe, [batch])
+    np.testing.assert_allclose(by_head(result, "pattern distance"), np.sqrt(divergence), atol=1e-6)
     away_N = np.concatenate([np.arange(1, length) for length in batch.samples.length_N])
     norm_a, norm_b = (np.sqrt(mass**2 + (1 - mass) ** 2 / away_N) for mass in (0.6, 0.1))
     expected = ((0.6 * 0.1 + 0.4 * 0.9 / away_N) / (norm_a * norm_b)).mean()
-    np.testing.assert_allclose(result.value["pattern cosine"], expected, atol=1e-6)
+    np.testing.assert_allclose(by_head(result, "pattern cosine"), expected, atol=1e-6)
 
 
 def test_a_float16_capture_gives_the_planted_answers(tmp_path: Path) -> None:
     batch, planted = planted_cosines()
-    capture = write_capture(tmp_path / "planted.h5", list(split_batch(batch, 3)))
-    result = probe.measure(capture.batches(probe.needs(LOOPED), 3), probe.Options())
+    capture = planted_capture(tmp_path / "planted.h5", batch)
+    result = measure(probe, capture.batches(probe.needs(LOOPED.architecture()), 3))
     for name, cosine in planted.items():
         assert headline(result, f"{name} cosine, raw")["value"] == pytest.approx(cosine, abs=5e-4)
-    memory = probe.measure([batch], probe.Options())
+    memory = measure(probe, [batch])
     for quantity in probe.QUANTITIES:
-        np.testing.assert_allclose(result.value[quantity], memory.value[quantity], atol=5e-4)
+        np.testing.assert_allclose(by_head(result, quantity), by_head(memory, quantity), atol=5e-4)
 
 
 def test_centred_cosine_pools_over_all_tokens() -> None:
     batch = random_batch()
     batch = with_sites(batch, {key: x + 2 for key, x in batch.sites.items() if key[1] == "attn.hook_k"})
-    result = probe.measure([batch], probe.Options())
+    result = measure(probe, [batch])
     token_BT = is_token(batch.samples)
     for index, steps in enumerate(VISITS):
         for head in range(LOOPED.num_kv_heads):
             a_NC, b_NC = (np.asarray(batch.sites[s, "attn.hook_k"], np.float64)[:, :, head][token_BT] for s in steps)
             a_NC, b_NC = a_NC - a_NC.mean(0), b_NC - b_NC.mean(0)
             expected = (a_NC * b_NC).sum() / np.sqrt((a_NC**2).sum() * (b_NC**2).sum())
-            assert result.value["K cosine, centred"][index, head] == pytest.approx(expected, abs=1e-9)
+            assert by_head(result, "K cosine, centred")[index, head] == pytest.approx(expected, abs=1e-9)
     # A common offset alone makes independent vectors alike; centring and the null both show it.
     assert headline(result, "K cosine, raw")["value"] > 0.7
     assert headline(result, "K cosine, raw")["null_shuffled"] == pytest.approx(
@@ -124,14 +132,15 @@ def test_centred_cosine_pools_over_all_tokens() -> None:
 
 def test_concatenated_heads_are_one_vector() -> None:
     batch = random_batch()
-    result = probe.measure([batch], probe.Options(heads="concatenated"))
+    result = measure(probe, [batch], probe.Options(heads="concatenated"))
     token_BT = is_token(batch.samples)
     a_NC, b_NC = (np.asarray(batch.sites[s, "attn.hook_q"], np.float64)[token_BT].reshape(token_BT.sum(), -1)
                   for s in VISITS[0])  # fmt: skip
     cosine_N = (a_NC * b_NC).sum(-1) / np.linalg.norm(a_NC, axis=-1) / np.linalg.norm(b_NC, axis=-1)
-    assert result.value["Q cosine, raw"].shape == (2, 1)
-    assert result.value["Q cosine, raw"][0, 0] == pytest.approx(cosine_N.mean(), abs=1e-9)
-    assert result.value["pattern cosine"].shape == (2, LOOPED.num_heads)
+    row = pick(result.rows(), quantity="Q cosine, raw", level="layer", layers="2")
+    assert row["value"] == pytest.approx(cosine_N.mean(), abs=1e-9)
+    assert not by_head(result, "Q cosine, raw").size
+    assert by_head(result, "pattern cosine").shape == (2, LOOPED.num_heads)
 
 
 def test_the_shuffled_null_is_the_mean_over_shuffles() -> None:
@@ -139,7 +148,7 @@ def test_the_shuffled_null_is_the_mean_over_shuffles() -> None:
     batch = random_batch(num=5)
     offset_BGC = 2 * np.random.default_rng(1).standard_normal((5, 1, LOOPED.num_kv_heads, LOOPED.head_width))
     batch = with_sites(batch, {(s, "attn.hook_v"): batch.sites[s, "attn.hook_v"] + offset_BGC for s in VISITS[0]})
-    result = probe.measure([batch], probe.Options())
+    result = measure(probe, [batch])
     generator = np.random.default_rng(2)
     values: dict[str, list[NDArray[np.float64]]] = {"V cosine, raw": [], "V cosine, centred": []}
     late_BTGC = np.asarray(batch.sites[3, "attn.hook_v"])
@@ -152,8 +161,8 @@ def test_the_shuffled_null_is_the_mean_over_shuffles() -> None:
             draws.append(drawn[quantity][0])
     for quantity, draws in values.items():
         error = np.std(draws, axis=0) / np.sqrt(len(draws))
-        assert (np.abs(result.shuffled[quantity][0] - np.mean(draws, axis=0)) < 4.5 * error).all()
-        assert (np.abs(result.shuffled[quantity][0]) > 0.3).all()
+        assert (np.abs(by_head(result, quantity, "null_shuffled")[0] - np.mean(draws, axis=0)) < 4.5 * error).all()
+        assert (np.abs(by_head(result, quantity, "null_shuffled")[0]) > 0.3).all()
 
 
 def _only_cosines(batch: Batch) -> dict[str, NDArray[np.float64]]:
@@ -172,7 +181,7 @@ def test_the_pattern_null_compares_with_the_sample_before_where_both_count() -> 
     start_BT = batch.samples.segment_start_NT.copy()
     start_BT[2, 6:] = 6
     batch = replace(batch, samples=replace(batch.samples, segment_start_NT=start_BT))
-    result = probe.measure([batch], probe.Options(t_min=2))
+    result = measure(probe, [batch], probe.Options(t_min=2))
     counted_BT = is_token(batch.samples) & (np.arange(12) - start_BT >= 2)
     distances, cosines = [], []
     for sample in range(1, 5):
@@ -186,37 +195,23 @@ def test_the_pattern_null_compares_with_the_sample_before_where_both_count() -> 
                 middle_S = (p_S + q_S) / 2
                 parts = [(x[x > 0] * np.log2(x[x > 0] / middle_S[x > 0])).sum() for x in (p_S, q_S)]
                 distances.append(np.sqrt(sum(parts) / 2))
-    assert result.shuffled["pattern distance"][0, 0] == pytest.approx(np.mean(distances), abs=1e-6)
-    assert result.shuffled["pattern cosine"][0, 0] == pytest.approx(np.mean(cosines), abs=1e-6)
+    assert by_head(result, "pattern distance", "null_shuffled")[0, 0] == pytest.approx(np.mean(distances), abs=1e-6)
+    assert by_head(result, "pattern cosine", "null_shuffled")[0, 0] == pytest.approx(np.mean(cosines), abs=1e-6)
 
 
 def test_one_sample_has_no_pattern_null() -> None:
-    result = probe.measure([random_batch(num=1)], probe.Options())
+    result = measure(probe, [random_batch(num=1)])
     assert headline(result, "pattern cosine")["value"] is not None
     assert headline(result, "pattern cosine")["null_shuffled"] is None
 
 
 def test_queries_that_see_only_themselves_count_only_when_asked_for() -> None:
     batch = random_batch(padding=0)
-    without, with_first = (probe.measure([batch], probe.Options(t_min=t_min)) for t_min in (1, 0))
+    without, with_first = (measure(probe, [batch], probe.Options(t_min=t_min)) for t_min in (1, 0))
     # One of 12 queries of each sample then has equal rows: distance 0.
     np.testing.assert_allclose(
-        with_first.value["pattern distance"], without.value["pattern distance"] * 11 / 12, atol=1e-9
+        by_head(with_first, "pattern distance"), by_head(without, "pattern distance") * 11 / 12, atol=1e-9
     )
-
-
-@pytest.mark.parametrize("size", [1, 3, 8])
-def test_batching_does_not_matter(size: int) -> None:
-    # Two parts of the data, of different lengths.
-    long, short = random_batch(num=8), random_batch(num=3, length=9, seed=1)
-    short = replace(short, sample_ids=np.arange(8, 11))
-
-    def in_batches() -> Iterator[Batch]:
-        yield from split_batch(long, size)
-        yield from split_batch(short, size)
-
-    whole = probe.measure([long, short], probe.Options())
-    assert same_numbers(whole.rows(), probe.measure(in_batches(), probe.Options()).rows())
 
 
 def test_padding_never_counts() -> None:
@@ -228,47 +223,50 @@ def test_padding_never_counts() -> None:
             x.swapaxes(1, 2)[padding_BT] = np.nan
         else:
             x[padding_BT] = np.nan
-    spoilt_rows = probe.measure([with_sites(batch, spoilt)], probe.Options()).rows()
-    assert same_numbers(probe.measure([batch], probe.Options()).rows(), spoilt_rows)
+    spoilt_rows = measure(probe, [with_sites(batch, spoilt)]).rows()
+    assert same_numbers(measure(probe, [batch]).rows(), spoilt_rows)
 
 
 def test_a_baseline_marks_every_row_as_needing_two_visits() -> None:
     samples = text_samples()
-    batch = planted_batch(BASELINE, samples, random_sites(BASELINE, samples, probe.needs(BASELINE)))
-    result = probe.measure([batch], probe.Options())
+    batch = planted_batch(BASELINE, samples, random_sites(BASELINE, samples, probe.needs(BASELINE.architecture())))
+    result = measure(probe, [batch])
     assert [row["quantity"] for row in result.rows()] == list(probe.QUANTITIES)
     assert all(row["value"] is None and str(row["note"]).startswith("needs two visits") for row in result.rows())
-    assert len(probe.figure(result).data) == 0
+    assert len(result.figures["by layer"].data) == 0
 
 
 def test_three_visits_give_every_pair() -> None:
     config = replace(LOOPED, num_visits=3)
     samples = text_samples()
-    batch = planted_batch(config, samples, random_sites(config, samples, probe.needs(config)))
+    batch = planted_batch(config, samples, random_sites(config, samples, probe.needs(config.architecture())))
     layer_1 = [index for index, step in enumerate(plan(config)) if step.layer == 1]
     third = {(layer_1[2], "attn.hook_q"): with_cosine(batch.sites[layer_1[0], "attn.hook_q"], 0.25, 0)}
-    result = probe.measure([with_sites(batch, third)], probe.Options(visits=(1, 2, 3)))
+    result = measure(probe, [with_sites(batch, third)], probe.Options(visits=(0, 1, 2)))
     assert {row["visit"] for row in result.rows()} == {"1 vs 2", "1 vs 3", "2 vs 3"}
-    (found,) = [p for p, pair in enumerate(result.pairs) if pair.layer == 1 and pair.visits == (0, 2)]
-    np.testing.assert_allclose(result.value["Q cosine, raw"][found], 0.25, atol=1e-6)
-    first_two = probe.measure([with_sites(batch, third)], probe.Options())
+    rows = [row for row in result.rows() if (row["level"], row["layers"], row["visit"]) == ("head", "2", "1 vs 3")]
+    cosines = [row["value"] for row in rows if row["quantity"] == "Q cosine, raw"]
+    np.testing.assert_allclose(cosines, [0.25] * LOOPED.num_heads, atol=1e-6)
+    first_two = measure(probe, [with_sites(batch, third)])
     assert {row["visit"] for row in first_two.rows()} == {"1 vs 2"}
-    assert len(probe.figure(result).data) == 3 * 3 * len(probe.QUANTITIES)
+    assert len(result.figures["by layer"].data) == 3 * 3 * len(probe.QUANTITIES)
 
 
 def test_kept_heads_keep_their_numbers() -> None:
     batch = random_batch()
     kept = {key: x[:, :, [2]] if key[1] == "attn.hook_q" else x for key, x in batch.sites.items()}
     filtered = replace(batch, sites=kept, heads={**batch.heads, "attn.hook_q": (2,)})
-    whole, result = (probe.measure([each], probe.Options()) for each in (batch, filtered))
-    np.testing.assert_allclose(result.value["Q cosine, raw"][:, 0], whole.value["Q cosine, raw"][:, 2], atol=1e-12)
+    whole, result = (measure(probe, [each]) for each in (batch, filtered))
+    np.testing.assert_allclose(
+        by_head(result, "Q cosine, raw")[:, 0], by_head(whole, "Q cosine, raw")[:, 2], atol=1e-12
+    )
     heads = [row["head"] for row in result.rows() if row["quantity"] == "Q cosine, raw" and row["level"] == "head"]
     assert heads == [3, 3]
 
 
 def test_the_interval_is_that_of_a_mean_over_samples() -> None:
     batch = random_batch(num=60, padding=0)
-    result = probe.measure([batch], probe.Options())
+    result = measure(probe, [batch])
     a, b = (np.asarray(batch.sites[s, "attn.hook_q"], np.float64) for s in VISITS[0])
     cosine_N = ((a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)).mean((1, 2))
     (found,) = [
@@ -285,15 +283,38 @@ def test_the_interval_is_that_of_a_mean_over_samples() -> None:
 def test_wrong_options_and_captures_are_refused() -> None:
     batch = random_batch()
     with pytest.raises(UserError, match="visits must be two or more different numbers from 1; got 1"):
-        probe.Options(visits=(1,))
+        probe.Options(visits=(0,))
     with pytest.raises(UserError, match="t_min must be at least 0; got -1"):
         probe.Options(t_min=-1)
     with pytest.raises(UserError, match="visits must be among 1 to 2; got 3"):
-        probe.measure([batch], probe.Options(visits=(1, 3)))
+        measure(probe, [batch], probe.Options(visits=(0, 2)))
     second = {key: x for key, x in batch.sites.items() if key[0] not in (1, 2)}
     with pytest.raises(UserError, match="must hold two of the visits 1, 2 of at least one layer"):
-        probe.measure([replace(batch, sites=second)], probe.Options())
+        measure(probe, [replace(batch, sites=second)])
     with pytest.raises(UserError, match="samples to measure must be at least one; got 0"):
-        probe.measure([], probe.Options())
+        measure(probe, [])
     with pytest.raises(UserError, match="sample ids must be distinct"):
-        probe.measure([batch, take(batch, np.array([0]))], probe.Options())
+        measure(probe, [batch, take(batch, np.array([0]))])
+
+
+def test_nested_loops_of_a_dense_network_are_each_compared() -> None:
+    samples = text_samples()
+    batch = planted_batch(NESTED, samples, random_sites(NESTED, samples, probe.needs(NESTED)))
+    rows = measure(probe, [batch]).rows()
+    found = {
+        row["layers"]: row["visit"] for row in rows if row["level"] == "headline" and row["quantity"] == "Q cosine, raw"
+    }
+    assert found == {"looped 1, 3": "1 vs 2", "looped 2": "1 vs 2"}
+    later = measure(probe, [batch], probe.Options(visits=(2, 3))).rows()
+    assert {row["layers"] for row in later if row["level"] == "headline"} == {"looped 2"}
+
+
+@pytest.mark.parametrize("suffix", [*probe.PROJECTIONS.values(), probe.PATTERN])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_site_without_numbers_is_named(suffix: str, number: float) -> None:
+    batch = random_batch()
+    spoilt = np.array(batch.sites[4, suffix])
+    spoilt[5, 1, 1] = number
+    message = f"^blocks.4.{suffix} must hold finite numbers; got {number} among samples 0 to 7: mend the network, or"
+    with pytest.raises(UserError, match=message):
+        measure(probe, [with_sites(batch, {(4, suffix): spoilt})])

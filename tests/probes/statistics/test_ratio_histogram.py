@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from probes.statistics.ratio_histogram import BINS_PER_OCTAVE, NUM_BINS, RatioHistogram
+from probes.statistics.ratio_histogram import BINS_PER_OCTAVE, NUM_BINS, count, median
 
 
 def median_of(ratio_BT: np.ndarray, counted_BT: np.ndarray) -> float:
-    histogram = RatioHistogram(1)
-    counts_BJ = histogram.count(0, ratio_BT, counted_BT)
-    return float(histogram.median(counts_BJ.sum(0)[None, None])[0, 0])
+    counts_BJ, ends_2J = count(ratio_BT, counted_BT)
+    return float(median(counts_BJ.sum(0), ends_2J))
 
 
 @pytest.mark.parametrize("ratio", [1 / 3, 1.0, 2.0, 1000.0, 0.0])
@@ -41,6 +40,6 @@ def test_only_counted_tokens_count_and_no_token_has_no_median() -> None:
 
 def test_counts_are_by_sample_and_add_up() -> None:
     ratio_BT = np.exp(np.random.default_rng(0).standard_normal((3, 7)))
-    counts_BJ = RatioHistogram(1).count(0, ratio_BT, np.ones((3, 7), bool))
+    counts_BJ, _ = count(ratio_BT, np.ones((3, 7), bool))
     assert counts_BJ.shape == (3, NUM_BINS)
     np.testing.assert_array_equal(counts_BJ.sum(-1), 7)
