@@ -1,4 +1,4 @@
-"""Checkpoint folders: config.json, model.safetensors, tokenizer.json and README.md, read strictly, written whole."""
+"""Checkpoint folders: config.json, model.safetensors, the tokenizer and README.md, read strictly, written whole."""
 
 import json
 import os
@@ -12,12 +12,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from model.tokenizers import TOKENIZER, TOKENIZER_CONFIG, tokenizer_files
 from smelt_interp.config import ModelConfig
-from smelt_interp.data.tokenizer import BYTES, is_byte_tokenizer
+from smelt_interp.data.tokenizer import Tokenizer
 from smelt_interp.errors import UserError
 from smelt_interp.terminal.output_files import make_folder, write_whole
 
-CONFIG, WEIGHTS, TOKENIZER, README = "config.json", "model.safetensors", "tokenizer.json", "README.md"
+CONFIG, WEIGHTS, README = "config.json", "model.safetensors", "README.md"
 STORED_DTYPES = ("F32", "BF16", "F16")
 """Types of stored weights, as safetensors names them."""
 WRITTEN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -33,8 +34,9 @@ def checkpoint_folder(checkpoint: str | Path, *, allow_download: bool = False) -
     import huggingface_hub  # slow, and needed for downloads alone
     from huggingface_hub.errors import HFValidationError
 
+    patterns = [CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG]
     try:
-        return Path(huggingface_hub.snapshot_download(str(checkpoint), allow_patterns=[CONFIG, WEIGHTS, TOKENIZER]))
+        return Path(huggingface_hub.snapshot_download(str(checkpoint), allow_patterns=patterns))
     except (HFValidationError, OSError) as error:  # every failed request or lookup is an OSError
         reason = str(error).splitlines()[0]
         raise UserError(f"a checkpoint must be a folder or a hub id; got {str(checkpoint)!r}; {reason}") from None
@@ -42,10 +44,7 @@ def checkpoint_folder(checkpoint: str | Path, *, allow_download: bool = False) -
 
 def read_config(folder: Path) -> ModelConfig:
     """The config of a checkpoint folder."""
-    path = folder / CONFIG
-    if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise UserError(f"{CONFIG} of a checkpoint must be a file; got something else at {path}")
-    return ModelConfig.load(path)
+    return ModelConfig.load(folder / CONFIG)
 
 
 def check_layers(folder: Path, config: ModelConfig) -> None:
@@ -75,12 +74,11 @@ def _open_weights(folder: Path) -> Iterator[safe_open]:
 def read_weights(folder: Path, expected: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """Weights in float32, exactly those of `expected` with its shapes.
 
-    Raises `UserError` for missing, extra or wrongly shaped weights, a damaged file, weights that are not finite,
-    pickled weights, and a tokenizer that is not the byte tokenizer.
+    Raises `UserError` for missing, extra or wrongly shaped weights, a damaged file, weights that are not finite, and
+    pickled weights.
     """
     path = folder / WEIGHTS
     with _open_weights(folder) as file:
-        _check_tokenizer(folder / TOKENIZER)
         _check_names(path, set(expected), set(file.keys()))
         for name, shape in expected.items():
             stored = file.get_slice(name)
@@ -88,15 +86,22 @@ def read_weights(folder: Path, expected: dict[str, tuple[int, ...]]) -> dict[str
                 raise UserError(f"{path}: {name} must have shape {shape}; got {tuple(stored.get_shape())}")
             if stored.get_dtype() not in STORED_DTYPES:
                 raise UserError(f"{path}: {name} must be one of {STORED_DTYPES}; got {stored.get_dtype()}")
-        weights = {name: file.get_tensor(name).float() for name in expected}
+        # A copy: what safetensors gives is the file itself, in memory as long as it is left alone on the disk.
+        weights = {name: file.get_tensor(name).to(torch.float32, copy=True) for name in expected}
     _check_finite(str(path), weights)
     return weights
 
 
 def write_checkpoint(
-    folder: Path, config: ModelConfig, weights: Mapping[str, Tensor], *, readme: str, dtype: torch.dtype
+    folder: Path,
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    *,
+    tokenizer: Tokenizer,
+    readme: str,
+    dtype: torch.dtype,
 ) -> None:
-    """Write the four files to a new folder that appears under its name only when it is whole.
+    """Write the files to a new folder that appears under its name only when it is whole.
 
     Raises `UserError` when the folder exists already or cannot be made, for a `dtype` that is not of WRITTEN_DTYPES,
     and when a weight is not finite as `dtype`; `OSError` when the disk is full.
@@ -112,7 +117,8 @@ def write_checkpoint(
     scratch.mkdir(exist_ok=True)
     try:
         write_whole(scratch / CONFIG, (json.dumps(config.to_json(), indent=1) + "\n").encode())
-        write_whole(scratch / TOKENIZER, BYTES.to_json().encode())
+        for name, text in tokenizer_files(tokenizer).items():
+            write_whole(scratch / name, text.encode())
         write_whole(scratch / README, readme.encode())
         write_whole(scratch / WEIGHTS, save(stored))  # not `save_file`, whose error on a full disk is no OSError
         os.replace(scratch, folder)
@@ -136,14 +142,3 @@ def _check_names(path: Path, expected: set[str], found: set[str]) -> None:
 
 def _few(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _check_tokenizer(path: Path) -> None:
-    if not path.is_file():
-        raise UserError(f"a checkpoint must hold {TOKENIZER}; missing {path}")
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} must hold JSON; {error}") from None
-    if not is_byte_tokenizer(stored):
-        raise UserError(f"{path} must be the byte tokenizer; this one differs, so its tokens would be read wrongly")

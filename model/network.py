@@ -22,7 +22,9 @@ from model.losses import Loss, OverSteps, next_token_loss, routed_tokens, routin
 from model.readout import FinalNorm, TiedUnembedding
 from model.routing import Routing
 from model.step import Block, LayerRef
+from model.tokenizers import read_tokenizer
 from smelt_interp.config import ModelConfig
+from smelt_interp.data.tokenizer import BYTES, Tokenizer
 
 
 class LoopedMoE(LoopedModel):
@@ -36,9 +38,9 @@ class LoopedMoE(LoopedModel):
     ln_final: FinalNorm
     unembed: nn.Linear | TiedUnembedding
 
-    def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig, *, seed: int = 0, tokenizer: Tokenizer = BYTES) -> None:
         """Build with random weights from `seed`; on the meta device nothing is drawn."""
-        super().__init__(config.architecture())
+        super().__init__(config.architecture(), tokenizer)
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.width)
         self.hook_embed = SitePoint()
@@ -171,7 +173,8 @@ class LoopedMoE(LoopedModel):
         config = read_config(folder)
         check_layers(folder, config)
         with torch.device("meta"):  # no memory and no random numbers for weights that are read
-            network = cls(config)
+            network = cls(config, tokenizer=read_tokenizer(folder))
+        network.tokenizer  # noqa: B018  # raises when it is not the network's
         shapes = {name: tuple(weight.shape) for name, weight in network.stored_weights().items()}
         network.load_state_dict(read_weights(folder, shapes), assign=True)
         network.eval()
@@ -183,7 +186,9 @@ class LoopedMoE(LoopedModel):
 
     def save_pretrained(self, folder: str | Path, *, readme: str, dtype: torch.dtype = torch.float32) -> None:
         """Write a checkpoint folder, its weights stored as `dtype`; an existing folder raises `UserError`."""
-        write_checkpoint(Path(folder), self.config, self.stored_weights(), readme=readme, dtype=dtype)
+        write_checkpoint(
+            Path(folder), self.config, self.stored_weights(), tokenizer=self.tokenizer, readme=readme, dtype=dtype
+        )
 
 
 @torch.no_grad()

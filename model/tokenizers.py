@@ -35,6 +35,7 @@ class HuggingFaceTokenizer:
         except Exception as error:  # the library raises nothing narrower
             raise UserError(f"{TOKENIZER} must be a file of Hugging Face's tokenizers; got {error}") from None
         self._text = text
+        self._names = {"eos_token": eos_token, "pad_token": pad_token}
         self._values = json.loads(text)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -92,6 +93,10 @@ class HuggingFaceTokenizer:
         """The file as it was read."""
         return self._text
 
+    def config_json(self) -> str:
+        """The names of the special tokens, as a `tokenizer_config.json` has them."""
+        return json.dumps({key: name for key, name in self._names.items() if name is not None}, indent=1) + "\n"
+
 
 def _kinds(part: object) -> set[str]:
     """The types that a decoder or a pre-tokenizer is made of."""
@@ -113,6 +118,12 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     if (folder / TOKENIZER_CONFIG).exists():
         _, config = _read_json(folder / TOKENIZER_CONFIG)
     return HuggingFaceTokenizer(text, eos_token=_name(config, "eos_token"), pad_token=_name(config, "pad_token"))
+
+
+def tokenizer_files(tokenizer: Tokenizer) -> dict[str, str]:
+    """Name and text of each file from which `read_tokenizer` reads the same tokenizer."""
+    files = {TOKENIZER: tokenizer.to_json()}
+    return files | ({TOKENIZER_CONFIG: tokenizer.config_json()} if isinstance(tokenizer, HuggingFaceTokenizer) else {})
 
 
 def _read_json(path: Path) -> tuple[str, object]:

@@ -1,7 +1,7 @@
 """What every hooked network shares: a plan whose steps are transformer-lens's layers, hooks, caches, names, one lock.
 
-A child hands its `Architecture` over, makes `blocks`, one module of `SitePoint`s a step, and whatever else it needs,
-calls `setup()`, and writes `forward` and `cfg`. Nothing here knows how a pass is computed.
+A child hands its `Architecture` and its tokenizer over, makes `blocks`, one module of `SitePoint`s a step, and whatever
+else it needs, calls `setup()`, and writes `forward` and `cfg`. Nothing here knows how a pass is computed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +23,7 @@ from model.hooks.names import Hook, NamePredicate, NamesFilter, PassOptions, Req
 from model.losses import next_token_loss
 from model.text import to_single_token, to_str_tokens, to_string, to_tokens
 from smelt_interp.architecture import Architecture
+from smelt_interp.data.tokenizer import ByteTokenizer, Tokenizer
 from smelt_interp.errors import UserError
 from smelt_interp.plan import Plan, step_index
 from smelt_interp.sites import TOP_LEVEL_SITES, hook_name
@@ -49,9 +50,10 @@ class LoopedModel(HookedRootModule):
     unembed: Weighted
     """Weight (W, D)."""
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, tokenizer: Tokenizer) -> None:
         super().__init__()
         self.architecture = architecture
+        self._tokenizer = tokenizer
         self.lock = Lock()
 
     def setup(self) -> None:
@@ -317,11 +319,32 @@ class LoopedModel(HookedRootModule):
 
     # Text
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The network's own. Raises `UserError` for one whose ids are not those of the network."""
+        own, vocab_size = self._tokenizer.vocab_size, self.architecture.vocab_size
+        if own > vocab_size or (
+            isinstance(self._tokenizer, ByteTokenizer) and own < vocab_size
+        ):  # rows beyond the ids fill up sizes
+            raise UserError(
+                f"a tokenizer must have the ids of its network, which knows {vocab_size}; got {own}; give the network "
+                "its own when it is made: tokenizer=..."
+            )
+        return self._tokenizer
+
     def to_tokens(self, text: str | Sequence[str], prepend_bos: bool = True) -> Tensor:
         """Tokens (B, T) of one text or of several of the same length, where the weights are. Raises as
         `model.text.to_tokens` does."""
-        return to_tokens(text, prepend_bos).to(self.device)
+        return to_tokens(self.tokenizer, text, prepend_bos).to(self.device)
 
-    to_single_token = staticmethod(to_single_token)
-    to_string = staticmethod(to_string)
-    to_str_tokens = staticmethod(to_str_tokens)
+    def to_single_token(self, text: str) -> int:
+        """The id of a text that is one token. Raises `UserError` for any other."""
+        return to_single_token(self.tokenizer, text)
+
+    def to_string(self, tokens_T: Tensor | Sequence[int]) -> str:
+        """The text of one row of tokens, without special tokens."""
+        return to_string(self.tokenizer, tokens_T)
+
+    def to_str_tokens(self, text: str, prepend_bos: bool = True) -> list[str]:
+        """A visible label for each token of a text."""
+        return to_str_tokens(self.tokenizer, text, prepend_bos)

@@ -13,7 +13,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from model.network import LoopedMoE
+from model.tokenizers import HuggingFaceTokenizer
+from smelt_interp.data.tokenizer import BYTES
 from smelt_interp.errors import UserError, run_command
+from tests.support.bpe import byte_level_bpe
 from tests.support.configs import TINY, VARIANTS
 from tests.support.forked import Child
 from tests.support.networks import random_tokens, tiny_network
@@ -98,7 +101,10 @@ def test_a_folder_appears_only_when_it_is_whole(room, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
         run_command(lambda: network.save_pretrained(tmp_path / "it", readme=""))
 
-    assert Child(save_on_a_full_disk).wait() == (1, "error: File too large: output\n")
+    code, said = Child(save_on_a_full_disk).wait()
+    assert code == 1
+    assert said.startswith(f"error: File too large: {tmp_path}")
+    assert said.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -122,6 +128,52 @@ def test_weights_that_do_not_fit_are_not_written(tmp_path):
     with pytest.raises(UserError, match=r"weights as float16 must be finite; layers\.1\.attn\.q_proj\.weight holds"):
         network.save_pretrained(tmp_path / "it", readme="", dtype=torch.float16)
     assert not list(tmp_path.iterdir())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_loaded_network_has_its_weights_to_itself(dtype, folder, tmp_path):
+    """The file is overwritten in place, then cut off: nothing changes, and the process lives."""
+    tiny_network().save_pretrained(tmp_path / "it", readme="", dtype=dtype)
+    network, tokens_BT, path = LoopedMoE.from_pretrained(tmp_path / "it"), random_tokens(), tmp_path / "it"
+    path /= "model.safetensors"
+    before = network(tokens_BT)
+    with path.open("r+b") as file:
+        file.write(b"\xff" * path.stat().st_size)
+    assert torch.equal(network(tokens_BT), before)
+    os.truncate(path, 10)
+    assert torch.equal(network(tokens_BT), before)
+
+
+@torch.no_grad()
+def test_a_network_is_stored_with_its_own_tokenizer(tmp_path):
+    tokenizer = HuggingFaceTokenizer(byte_level_bpe().to_str(), eos_token="<|end|>")
+    network = LoopedMoE(replace(TINY, vocab_size=1024), tokenizer=tokenizer)
+    network.save_pretrained(tmp_path / "it", readme="")
+    read = LoopedMoE.from_pretrained(tmp_path / "it")
+    text = "Output: } )\n"
+    assert read.tokenizer.to_json() == tokenizer.to_json()
+    assert (read.tokenizer.eos_id, read.tokenizer.pad_id) == (tokenizer.eos_id, None)
+    assert read.to_tokens(text).tolist() == [tokenizer.encode(text).ids_T.tolist()]
+    assert read.to_string(read.to_tokens(text)[0]) == text
+    assert "".join(read.to_str_tokens("a b")) == "a␣b"
+    assert torch.equal(read(read.to_tokens(text)), network(network.to_tokens(text)))
+
+
+def test_a_network_of_another_vocabulary_is_not_stored_with_the_byte_tokenizer(tmp_path):
+    network = LoopedMoE(replace(TINY, vocab_size=1024))
+    message = r"a tokenizer must have the ids of its network, which knows 1024; got 259; give the network its own"
+    for ask in (lambda: network.save_pretrained(tmp_path / "it", readme=""), lambda: network.to_tokens("a")):
+        with pytest.raises(UserError, match=message):
+            ask()
+    assert not list(tmp_path.iterdir())
+
+
+def test_shipped_checkpoints_load_as_they_are():
+    for name in ("demo-smelt", "demo-baseline"):
+        network = LoopedMoE.from_pretrained(Path("checkpoints") / name)
+        assert network.tokenizer is BYTES
+        assert torch.isfinite(network.loss(network.to_tokens("([]{:")).next_token)
 
 
 # What is refused
@@ -164,10 +216,22 @@ class Explosive:
         return os.mkdir, ("loaded-a-pickle",)
 
 
+def vocabulary_of(size: int) -> dict[str, object]:
+    """A model without merges."""
+    return {"type": "BPE", "vocab": {chr(0x4E00 + token): token for token in range(size)}, "merges": []}
+
+
+def rows_of(size: int) -> dict[str, torch.Tensor]:
+    return {"embed.weight": torch.zeros(size, TINY.width), "unembed.weight": torch.zeros(size, TINY.width)}
+
+
 W_OUT = "layers.2.mlp.w_out"
 SPOILED = {
     "no config": (lambda f: (f / "config.json").unlink(), "a config file must exist; got .*config.json"),
-    "unknown key": (lambda f: edit_json(f, "config.json", n_loops=2), "must be fields of ModelConfig; got n_loops"),
+    "unknown key": (
+        lambda f: edit_json(f, "config.json", n_loops=2),
+        "only fields of ModelConfig may be given; got n_loops",
+    ),
     "bad value": (
         lambda f: edit_json(f, "config.json", loop_stop=9),
         r"config.json: the looped span must .*got 1\.\.9",
@@ -202,10 +266,15 @@ SPOILED = {
         "pytorch_model.bin is a pickle, which is never loaded: convert it to safetensors",
     ),
     "pickle inside": (pickle_inside, "model.safetensors must be a whole safetensors file; "),
-    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "a checkpoint must hold tokenizer.json; missing "),
-    "other tokenizer": (
-        lambda f: edit_json(f, "tokenizer.json", model={"type": "BPE", "vocab": {"a": 0}, "merges": []}),
-        "tokenizer.json must be the byte tokenizer; this one differs",
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "a tokenizer file must exist; got "),
+    "larger tokenizer": (
+        lambda f: edit_json(f, "tokenizer.json", model=vocabulary_of(300)),
+        "a tokenizer must have the ids of its network, which knows 259; got 300",
+    ),
+    "no tokenizer inside": (lambda f: edit_json(f, "tokenizer.json", model=3), "tokenizer.json must be a file of Hug"),
+    "byte tokenizer of a larger network": (
+        lambda f: (edit_json(f, "config.json", vocab_size=300), edit_weights(f, **rows_of(300))),
+        "a tokenizer must have the ids of its network, which knows 300; got 259",
     ),
     "broken tokenizer": (lambda f: (f / "tokenizer.json").write_text("{"), "tokenizer.json must hold JSON; "),
     "deep tokenizer": (lambda f: (f / "tokenizer.json").write_text("[" * 100_000), "tokenizer.json must hold JSON; "),
@@ -222,9 +291,9 @@ SPOILED = {
         lambda f: edit_json(f, "config.json", num_experts=10**9),
         r"layers\.0\.mlp\.w_in must have shape \(1000000000, 24, 16\); got \(6, 24, 16\)",
     ),
-    "config pipe": (lambda f: pipe(f / "config.json"), "config.json of a checkpoint must be a file; got something"),
+    "config pipe": (lambda f: pipe(f / "config.json"), "a config file must be a plain file; got .*config.json, a dev"),
     "weights pipe": (lambda f: pipe(f / "model.safetensors"), "a checkpoint must hold model.safetensors; got "),
-    "tokenizer pipe": (lambda f: pipe(f / "tokenizer.json"), "a checkpoint must hold tokenizer.json; missing "),
+    "tokenizer pipe": (lambda f: pipe(f / "tokenizer.json"), "a tokenizer file must be a plain file; got "),
 }
 
 
@@ -270,7 +339,8 @@ def test_a_downloaded_snapshot_is_read_like_any_folder(saved, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     assert LoopedMoE.from_pretrained("owner/name", allow_download=True).config == TINY
-    assert asked == {"repo_id": "owner/name", "patterns": ["config.json", "model.safetensors", "tokenizer.json"]}
+    patterns = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert asked == {"repo_id": "owner/name", "patterns": patterns}
 
 
 @torch.no_grad()

@@ -16,23 +16,9 @@ from smelt_interp.data.dyck_scores import floors, queries
 from smelt_interp.data.marked_text import MarkedText, Span, samples_of
 from smelt_interp.data.mixture import MixtureOptions, TrainingMixture
 from smelt_interp.data.samples import Role, token_class
-from smelt_interp.data.text import corpus
 from smelt_interp.data.tokenizer import BYTES, padding_id
 from smelt_interp.errors import UserError
-
-TEXT = corpus("prose", "train").documents[0].data.decode()
-
-
-def byte_level_bpe(vocab_size: int = 1000) -> Tokenizer:
-    """As GPT-2's, with a token that ends documents and no BOS; runs of brackets and newlines are merged on purpose."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=["<|end|>"], initial_alphabet=alphabet)
-    tokenizer.train_from_iterator([TEXT, "Output: } )\nInput: ( [ ) { } ) ]\n" * 50, "([]{:})\n" * 50], trainer)
-    return tokenizer
+from tests.support.bpe import TEXT, byte_level_bpe
 
 
 def with_bos() -> Tokenizer:

@@ -172,10 +172,10 @@ def test_text_is_tokens_and_back():
     assert NETWORK.to_str_tokens("a\n") == ["<bos>", "a", "\\n"]
     assert NETWORK.to_tokens("a", prepend_bos=False).tolist() == [[97]]
     assert NETWORK.to_single_token("(") == 40
-    with pytest.raises(UserError, match="a single token must be one byte; got 'ab' of 2"):
+    with pytest.raises(UserError, match="a single token must be one token; got 'ab' of 2"):
         NETWORK.to_single_token("ab")
-    with pytest.raises(UserError, match=r"the same number of bytes; got \[2, 3\]"):
+    with pytest.raises(UserError, match=r"the same number of tokens; got \[2, 3\]"):
         NETWORK.to_tokens(["a", "bc"])
-    with pytest.raises(UserError, match="a text must hold at least one byte"):
+    with pytest.raises(UserError, match="a text must hold at least one token"):
         NETWORK.to_tokens("", prepend_bos=False)
     assert TINY.vocab_size == 259
