@@ -14,7 +14,7 @@ import tyro
 from smelt_interp.costs.budget import budget
 from smelt_interp.costs.presets import PAPER_ATTENDED_TOKENS, PAPER_PAIRS
 from smelt_interp.scaling.fit import Grid, bootstrap, fit
-from smelt_interp.scaling.law import Architecture, ScalingLaw, coefficients, compute_gain, printed_law
+from smelt_interp.scaling.law import Architecture, ScalingLaw, compute_gain, printed_law
 from smelt_interp.scaling.robust_fit import interval
 
 SPARSITIES = (0.85, 0.95, 0.97)
@@ -55,8 +55,7 @@ def covered(seed: int, draws: int) -> dict[str, bool]:
         truth[architecture] = printed_law(architecture)
         grid = planted(truth[architecture], architecture, generator)
         drawn[architecture] = bootstrap(grid, fit(grid), draws, generator, lambda _: None)
-        actual = coefficients(truth[architecture]) | {"gamma": truth[architecture].gamma}
-        spread = coefficients(drawn[architecture]) | {"gamma": drawn[architecture].gamma}
+        actual, spread = truth[architecture].figures(), drawn[architecture].figures()
         for name in actual:
             low, high = interval(np.asarray(spread[name]))
             held[f"{name} {architecture}"] = bool(low <= actual[name] <= high)

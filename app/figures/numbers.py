@@ -5,8 +5,8 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from smelt_interp.costs.serving import Serving
+from smelt_interp.scaling.csv_columns import BASELINE
 from smelt_interp.scaling.curves import Band, Surface
-from smelt_interp.scaling.runs import BASELINE
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -17,7 +17,7 @@ from smelt_interp.scaling.command import (
     DrawOptions,
     Fits,
     PrintedOptions,
-    Row,
+    Record,
     against_baseline,
     brackets,
     fit_grids,
@@ -26,6 +26,7 @@ from smelt_interp.scaling.command import (
     read_grids,
     tables,
 )
+from smelt_interp.scaling.csv_columns import BASELINE
 from smelt_interp.scaling.curves import (
     Band,
     budgets,
@@ -36,7 +37,6 @@ from smelt_interp.scaling.curves import (
     surfaces,
 )
 from smelt_interp.scaling.law import ScalingLaw, printed_law
-from smelt_interp.scaling.runs import BASELINE
 
 COLUMNS = "`architecture, flops_per_token, sparsity, tokens, loss`, and `domain` if there are several"
 WHERE = ("compute", "sparsity")
@@ -161,7 +161,7 @@ def _draw_gains(gains: Mapping[float, Mapping[str, Band]]) -> None:
     st.plotly_chart(gain_figure(gains), key="gain")
 
 
-def _show_tables(report: Row, note: str) -> None:
+def _show_tables(report: Record, note: str) -> None:
     for table in reversed(tables(report)):
         st.subheader(table.title)
         show_table(table, table.title, texts=WORDS)

@@ -9,17 +9,21 @@ draws of the runs on both sides, the sigmoid refitted in each. A win is a pair i
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import tyro
 from numpy.typing import NDArray
 
 from smelt_interp.errors import UserError, run_command
-from smelt_interp.scaling.robust_fit import cell_weights, check_draws, interval, minimise
-from smelt_interp.scaling.runs import ANY, BASELINE, POSITIVE, Columns, read_columns
+from smelt_interp.scaling.csv_columns import ANY, BASELINE, LOSS, read_columns
+from smelt_interp.scaling.robust_fit import Draws, cell_weights, interval, minimise
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.tables import Cell, Table, print_json, print_table
+from smelt_interp.validation import Seed, validated
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Floats = NDArray[np.float64]
 Direction = Literal["falls", "rises"]
@@ -27,6 +31,7 @@ Direction = Literal["falls", "rises"]
 MIN_RUNS = 5
 """One more than the sigmoid has coefficients."""
 
+MOST_PAIRS = 10**9
 MOST_DRAWN_RUNS = 10_000_000
 """Runs of one architecture times draws: every draw of every run is held at once."""
 
@@ -122,7 +127,7 @@ def fit(loss_N: Floats, score_N: Floats, direction: Direction, weights_XN: Float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Runs:
+class ScoredRuns:
     """Runs of one architecture, arrays of shape (N,)."""
 
     loss: Floats
@@ -147,7 +152,7 @@ class Excess:
 
 
 def excess(
-    reference: Runs, looped: Runs, direction: Direction, draws: int, generator: np.random.Generator
+    reference: ScoredRuns, looped: ScoredRuns, direction: Direction, draws: int, generator: np.random.Generator
 ) -> list[Excess]:
     """Mean excess residual of the looped runs over the sigmoid of the reference, by group and pooled."""
     if (drawn_runs := draws * max(len(reference.loss), len(looped.loss))) > MOST_DRAWN_RUNS:
@@ -184,32 +189,29 @@ class Wins:
     high: float
 
 
-def win_rate(wins: int, pairs: int, confidence: float = 0.95) -> Wins:
+def win_rate(wins: int, pairs: int) -> Wins:
     """Win rate with its exact binomial interval. Raises `UserError` unless 0 <= wins <= pairs and pairs >= 1."""
-    from scipy.special import betaincinv  # a quarter of a second to import, needed here only
+    from scipy.stats import binomtest  # more than a second to import, needed here only
 
-    if not (pairs >= 1 and 0 <= wins <= pairs):
-        raise UserError(f"wins must be from 0 to the number of pairs, at least 1; got {wins} of {pairs}")
-    tail = (1 - confidence) / 2
-    low = 0.0 if wins == 0 else float(betaincinv(wins, pairs - wins + 1, tail))
-    high = 1.0 if wins == pairs else float(betaincinv(wins + 1, pairs - wins, 1 - tail))
-    return Wins(wins=wins, pairs=pairs, rate=wins / pairs, low=low, high=high)
+    if not (1 <= pairs <= MOST_PAIRS and 0 <= wins <= pairs):
+        raise UserError(f"wins must be from 0 to the number of pairs, 1 to {MOST_PAIRS}; got {wins} of {pairs}")
+    low, high = binomtest(wins, pairs).proportion_ci(confidence_level=0.95, method="exact")
+    return Wins(wins=wins, pairs=pairs, rate=wins / pairs, low=float(low), high=float(high))
 
 
-def wins(reference: dict[str, float], looped: dict[str, float], direction: Direction) -> Wins:
-    """Pairs, by name, that the looped run wins; a tie is not a win. Raises `UserError` where no name is on both sides.
+def wins(reference_N: Floats, looped_N: Floats, direction: Direction) -> Wins:
+    """Pairs of scores that the looped run wins; a tie is not a win. Raises `UserError` where there is no pair.
 
     A score that falls with loss is better when higher.
     """
-    both = [name for name in looped if name in reference]
-    if not both:
+    if len(reference_N) == 0:
         raise UserError("a pair must have a run on both sides; got no pair name that both architectures have")
     better = -_sign(direction)
-    return win_rate(sum(better * (looped[name] - reference[name]) > 0 for name in both), len(both))
+    return win_rate(int((better * (looped_N - reference_N) > 0).sum()), len(reference_N))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitOptions:
+@validated
+class SigmoidOptions:
     """Fit the Baseline's sigmoid and show what the other architectures score beyond it."""
 
     scores: tyro.conf.Positional[Path]
@@ -217,17 +219,14 @@ class FitOptions:
     by the two runs of a pair). The sigmoid is fitted to the architecture named baseline."""
     direction: Direction = "falls"
     """Whether the score falls or rises with loss."""
-    draws: int = 2000
+    draws: Draws = 2000
     """Bootstrap draws."""
-    seed: int = 0
+    seed: Seed = 0
     json: bool = False
     """Print JSON."""
 
-    def __post_init__(self) -> None:
-        check_draws(self.draws, self.seed)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@validated
 class WinsOptions:
     """The exact interval of a win rate."""
 
@@ -237,46 +236,40 @@ class WinsOptions:
     """Print JSON."""
 
 
-def _sides(path: Path, columns: Columns) -> dict[str, Runs]:
-    architectures = np.array(columns.words["architecture"])
-    groups = np.array(columns.words.get("group", [POOLED] * len(architectures)))
-    if BASELINE not in architectures:
-        found = ", ".join(dict.fromkeys(architectures.tolist()))
+def _sides(path: Path, scores: "DataFrame") -> dict[str, ScoredRuns]:
+    if BASELINE not in set(scores["architecture"]):
+        found = ", ".join(scores["architecture"].unique())
         raise UserError(f"{path} must have runs of the architecture {BASELINE}; got {found}")
     return {
-        name: Runs(
-            loss=columns.numbers["loss"][architectures == name],
-            score=columns.numbers["score"][architectures == name],
-            group=groups[architectures == name],
+        name: ScoredRuns(
+            loss=side["loss"].to_numpy(),
+            score=side["score"].to_numpy(),
+            group=side["group"].to_numpy(str) if "group" in side else np.full(len(side), POOLED),
         )
-        for name in dict.fromkeys(architectures.tolist())
+        for name, side in scores.groupby("architecture", sort=False)
     }
 
 
-def _paired(path: Path, columns: Columns) -> dict[str, dict[str, float]]:
-    """Scores by architecture, then pair name; empty without a pair column."""
-    found: dict[str, dict[str, float]] = {}
-    names = columns.words.get("pair", [])
-    for architecture, name, score in zip(columns.words["architecture"], names, columns.numbers["score"], strict=False):
-        side = found.setdefault(architecture, {})
-        if name in side:
-            raise UserError(f"{path} must have one run of {architecture} a pair; got two of pair {name}")
-        side[name] = float(score)
-    return found
+def _paired_wins(path: Path, scores: "DataFrame", direction: Direction) -> dict[str, Wins]:
+    """Wins by architecture over the Baseline, runs joined by the name of their pair; empty without a pair column."""
+    if "pair" not in scores:
+        return {}
+    if (twice := scores.duplicated(["architecture", "pair"])).any():
+        architecture, pair = scores.loc[twice.idxmax(), ["architecture", "pair"]]
+        raise UserError(f"{path} must have one run of {architecture} a pair; got two of pair {pair}")
+    joined = scores.pivot(index="pair", columns="architecture", values="score")
+    both = {name: joined[[BASELINE, name]].dropna() for name in scores["architecture"].unique() if name != BASELINE}
+    return {name: wins(pairs[BASELINE].to_numpy(), pairs[name].to_numpy(), direction) for name, pairs in both.items()}
 
 
-def fit_report(path: Path, options: FitOptions) -> dict[str, object]:
+def fit_report(path: Path, options: SigmoidOptions) -> dict[str, object]:
     """Everything that the command prints about a file, as plain values."""
-    columns = read_columns(
-        path, words=("architecture",), numbers={"loss": POSITIVE, "score": ANY}, optional=("group", "pair")
-    )
-    sides = _sides(path, columns)
-    paired = _paired(path, columns)
+    scores = read_columns(path, ("architecture",), {"loss": LOSS, "score": ANY}, ("group", "pair"))
+    sides, won = _sides(path, scores), _paired_wins(path, scores, options.direction)
     generator = np.random.default_rng(options.seed)
     reference = sides[BASELINE]
     sigmoid = fit(reference.loss, reference.score, options.direction)
     residual_N = reference.score - sigmoid.score(reference.loss)
-    others = [name for name in sides if name != BASELINE]
     return {
         "seed": options.seed,
         "draws": options.draws,
@@ -291,22 +284,19 @@ def fit_report(path: Path, options: FitOptions) -> dict[str, object]:
         },
         "excess": [
             {"architecture": name} | asdict(row)
-            for name in others
-            for row in excess(reference, sides[name], options.direction, options.draws, generator)
+            for name, side in sides.items()
+            if name != BASELINE
+            for row in excess(reference, side, options.direction, options.draws, generator)
         ],
-        "wins": [
-            {"architecture": name} | asdict(wins(paired[BASELINE], paired[name], options.direction))
-            for name in others
-            if paired
-        ],
+        "wins": [{"architecture": name} | asdict(found) for name, found in won.items()],
     }
 
 
 def _chosen(
     options: tyro.conf.OmitSubcommandPrefixes[
-        Annotated[FitOptions, tyro.conf.subcommand("fit")] | Annotated[WinsOptions, tyro.conf.subcommand("wins")]
+        Annotated[SigmoidOptions, tyro.conf.subcommand("fit")] | Annotated[WinsOptions, tyro.conf.subcommand("wins")]
     ],
-) -> FitOptions | WinsOptions:
+) -> SigmoidOptions | WinsOptions:
     return options
 
 

@@ -8,30 +8,24 @@ law and its frontier: `smelt_interp.scaling.law`; how it is fitted: `smelt_inter
 """
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import tyro
+from pydantic import Field
 
-from smelt_interp.errors import UserError
 from smelt_interp.paper import printed
+from smelt_interp.scaling.csv_columns import BASELINE, LARGE, LOSS, SHARE, read_columns
 from smelt_interp.scaling.fit import Grid, LawFit, bootstrap, fit
-from smelt_interp.scaling.law import (
-    Numbers,
-    ScalingLaw,
-    coefficients,
-    compute_gain,
-    printed_law,
-    rounding_interval,
-)
-from smelt_interp.scaling.robust_fit import check_draws, interval
-from smelt_interp.scaling.runs import BASELINE, LARGE, POSITIVE, SHARE, read_columns
+from smelt_interp.scaling.law import Numbers, ScalingLaw, compute_gain, printed_law, rounding_interval
+from smelt_interp.scaling.robust_fit import Draws, interval
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.progress import Progress
 from smelt_interp.terminal.tables import Cell, Table, compact, print_json, print_table
+from smelt_interp.validation import Seed, validated
 
 _GAINS = ("scaling_law", "ce_gain", "rows")
 PRINTED_BUDGETS = tuple(printed.number(*_GAINS, index, "compute") for index in range(printed.length(*_GAINS)))
@@ -48,63 +42,41 @@ def read_grids(path: Path) -> dict[str, dict[str, Grid]]:
     A column `domain` is optional; without it the one domain is "all". Raises `UserError` for anything that cannot be
     fitted, with the line where there is one.
     """
-    columns = read_columns(
-        path,
-        words=("architecture",),
-        numbers={"flops_per_token": LARGE, "sparsity": SHARE, "tokens": LARGE, "loss": POSITIVE},
-        optional=("domain",),
-    )
-    architectures = np.array(columns.words["architecture"])
-    domains = np.array(columns.words.get("domain", [ALL_DOMAINS] * len(architectures)))
+    numbers = {"flops_per_token": LARGE, "sparsity": SHARE, "tokens": LARGE, "loss": LOSS}
+    points = read_columns(path, ("architecture",), numbers, ("domain",))
+    if "domain" not in points:
+        points["domain"] = ALL_DOMAINS
     grids: dict[str, dict[str, Grid]] = {}
-    for domain in dict.fromkeys(domains.tolist()):
-        grids[domain] = {}
-        for architecture in dict.fromkeys(architectures[domains == domain].tolist()):
-            chosen = (domains == domain) & (architectures == architecture)
-            grid = Grid(**{name: values[chosen] for name, values in columns.numbers.items()})
-            grid.check(f"{path}: architecture {architecture}, domain {domain}")
-            grids[domain][architecture] = grid
+    for (domain, architecture), chosen in points.groupby(["domain", "architecture"], sort=False):
+        grid = Grid(**{name: chosen[name].to_numpy() for name in numbers})
+        grid.check(f"{path}: architecture {architecture}, domain {domain}")
+        grids.setdefault(domain, {})[architecture] = grid
     return grids
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@validated
 class Question:
     """Where the frontier is asked."""
 
-    compute: tuple[float, ...] = PRINTED_BUDGETS
+    compute: Annotated[tuple[Annotated[float, Field(gt=0, le=1e40)], ...], Field(min_length=1)] = PRINTED_BUDGETS
     """Training FLOPs, one or more budgets."""
-    sparsity: tuple[float, ...] = PRINTED_SPARSITIES
+    sparsity: Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], ...], Field(min_length=1)] = PRINTED_SPARSITIES
     """Sparsity levels, one or more."""
     json: bool = False
     """Print JSON."""
 
-    def __post_init__(self) -> None:
-        for name in ("compute", "sparsity"):
-            if not getattr(self, name):
-                raise UserError(f"--{name} must name at least one value; got none")
-        for value in self.compute:
-            if not 0 < value < float("inf"):
-                raise UserError(f"--compute must be above 0; got {value}")
-        for value in self.sparsity:
-            if not 0 <= value < 1:
-                raise UserError(f"--sparsity must be a share of at least 0 and below 1; got {value}")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@validated
 class DrawOptions(Question):
     """Where the frontier is asked, and how its intervals are drawn."""
 
-    draws: int = 2000
+    draws: Draws = 2000
     """Bootstrap draws."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the bootstrap."""
 
-    def __post_init__(self) -> None:
-        Question.__post_init__(self)
-        check_draws(self.draws, self.seed)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@validated
 class FitOptions(DrawOptions):
     """Fit the law to your own runs: coefficients, frontier, and compute saved, each with a 95% interval."""
 
@@ -113,12 +85,12 @@ class FitOptions(DrawOptions):
     Gains are of each architecture over the one named baseline."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@validated
 class PrintedOptions(Question):
     """The frontier and the gains of the coefficients that the paper prints, with the interval of their rounding."""
 
 
-Row = dict[str, object]
+Record = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,32 +126,30 @@ def fit_grids(grids: dict[str, dict[str, Grid]], draws: int, seed: int, show: Ca
     return fits
 
 
-def fit_report(found: Fits, options: DrawOptions) -> Row:
+def fit_report(found: Fits, options: DrawOptions) -> Record:
     """Everything that the command prints about a file's grids, as plain values; infinite bounds become None."""
-    fits: list[Row] = []
-    frontier: list[Row] = []
-    gains: list[Row] = []
+    fits: list[Record] = []
+    frontier: list[Record] = []
+    gains: list[Record] = []
     for domain, architectures in found.items():
         for name, fitted in architectures.items():
             law, drawn = fitted.laws
-            where: Row = {"domain": domain, "architecture": name}
-            values = coefficients(law) | {"gamma": law.gamma}
-            spread = coefficients(drawn) | {"gamma": drawn.gamma}
-            fits.append(
-                {
-                    **where,
-                    "points": len(fitted.grid.loss),
-                    "cells": int(fitted.grid.cell_N.max()) + 1,
-                    "rmse_nats": fitted.fit.rmse_nats,
-                    "coefficients": {letter: _with_interval(values[letter], spread[letter]) for letter in values},
-                }
-            )
-            frontier += [{**where, **row} for row in _frontier(law, drawn, options)]
+            where: Record = {"domain": domain, "architecture": name}
+            counts: Record = {
+                "points": len(fitted.grid.loss),
+                "cells": int(fitted.grid.cell_N.max()) + 1,
+                "rmse_nats": fitted.fit.rmse_nats,
+            }
+            fits.append(where | counts | {"coefficients": _with_intervals(law.figures(), drawn.figures())})
+            for at in _places(options):
+                frontier.append(where | at | _with_intervals(law.best(**at), drawn.best(**at)))
         for name in against_baseline(architectures):
-            gains += [
-                {"domain": domain, "architecture": name, **row}
-                for row in _gains(architectures[BASELINE].laws, architectures[name].laws, options)
-            ]
+            pairs = zip(architectures[BASELINE].laws, architectures[name].laws, strict=True)
+            (base, looped), (base_draws, looped_draws) = pairs
+            for at in _places(options):
+                values, draws = compute_gain(base, looped, **at), compute_gain(base_draws, looped_draws, **at)
+                gain = _with_intervals({"gain": values[()]}, {"gain": draws})
+                gains.append({"domain": domain, "architecture": name} | at | gain)
     return {"seed": options.seed, "draws": options.draws, "fits": fits, "frontier": frontier, "gains": gains}
 
 
@@ -193,79 +163,46 @@ def _after(done: int, show: Callable[[int], None]) -> Callable[[int], None]:
     return lambda count: show(done + count)
 
 
-def _with_interval(value: Numbers, draws: Numbers) -> Row:
-    low, high = interval(np.asarray(draws))
-    return {"value": _finite(value), "low": _finite(low), "high": _finite(high)}
+def _places(question: Question) -> Iterator[dict[str, float]]:
+    for compute, sparsity in itertools.product(question.compute, question.sparsity):
+        yield {"compute": compute, "sparsity": sparsity}
+
+
+def _with_intervals(values: dict[str, Numbers], draws: dict[str, Numbers]) -> Record:
+    found: Record = {}
+    for name, value in values.items():
+        low, high = interval(np.asarray(draws[name]))
+        found[name] = {"value": _finite(value), "low": _finite(low), "high": _finite(high)}
+    return found
 
 
 def _finite(value: Numbers) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _frontier(law: ScalingLaw, drawn: ScalingLaw, question: Question) -> list[Row]:
-    return [
-        {
-            "compute": compute,
-            "sparsity": sparsity,
-            "flops_per_token": _with_interval(
-                law.best_flops_per_token(compute, sparsity), drawn.best_flops_per_token(compute, sparsity)
-            ),
-            "tokens": _with_interval(law.best_tokens(compute, sparsity), drawn.best_tokens(compute, sparsity)),
-            "tokens_per_parameter": _with_interval(
-                law.tokens_per_parameter(compute, sparsity), drawn.tokens_per_parameter(compute, sparsity)
-            ),
-            "loss": _with_interval(law.best_loss(compute, sparsity), drawn.best_loss(compute, sparsity)),
-        }
-        for compute, sparsity in itertools.product(question.compute, question.sparsity)
-    ]
-
-
-def _gains(
-    baseline: tuple[ScalingLaw, ScalingLaw], looped: tuple[ScalingLaw, ScalingLaw], question: Question
-) -> list[Row]:
-    return [
-        {
-            "compute": compute,
-            "sparsity": sparsity,
-            "gain": _with_interval(
-                compute_gain(baseline[0], looped[0], compute, sparsity)[()],
-                compute_gain(baseline[1], looped[1], compute, sparsity),
-            ),
-        }
-        for compute, sparsity in itertools.product(question.compute, question.sparsity)
-    ]
-
-
-def printed_report(options: PrintedOptions) -> Row:
+def printed_report(options: PrintedOptions) -> Record:
     """Frontier and gains of the printed coefficients, as plain values; gains carry the interval of the rounding."""
-    baseline, looped = printed_law("baseline"), printed_law("smelt")
-    fits: list[Row] = []
-    frontier: list[Row] = []
-    for name, law in (("baseline", baseline), ("smelt", looped)):
-        values = coefficients(law) | {"gamma": law.gamma}
-        fits.append({"architecture": name, "coefficients": {letter: float(values[letter]) for letter in values}})
-        for compute, sparsity in itertools.product(options.compute, options.sparsity):
-            frontier.append(
-                {
-                    "architecture": name,
-                    "compute": compute,
-                    "sparsity": sparsity,
-                    "flops_per_token": float(law.best_flops_per_token(compute, sparsity)),
-                    "tokens": float(law.best_tokens(compute, sparsity)),
-                    "tokens_per_parameter": float(law.tokens_per_parameter(compute, sparsity)),
-                    "loss": float(law.best_loss(compute, sparsity)),
-                }
-            )
-    gains: list[Row] = []
-    for compute, sparsity in itertools.product(options.compute, options.sparsity):
-        low, high = rounding_interval(compute, sparsity)
-        value = float(compute_gain(baseline, looped, compute, sparsity))
+    laws = {"baseline": printed_law("baseline"), "smelt": printed_law("smelt")}
+    fits: list[Record] = []
+    frontier: list[Record] = []
+    gains: list[Record] = []
+    for name, law in laws.items():
+        where: Record = {"architecture": name}
+        fits.append(where | {"coefficients": _floats(law.figures())})
+        frontier += [where | at | _floats(law.best(**at)) for at in _places(options)]
+    for at in _places(options):
+        low, high = rounding_interval(**at)
+        value = compute_gain(laws["baseline"], laws["smelt"], **at)
         gain = {"value": _finite(value), "low": _finite(low), "high": _finite(high)}
-        gains.append({"architecture": "smelt", "compute": compute, "sparsity": sparsity, "gain": gain})
+        gains.append({"architecture": "smelt", **at, "gain": gain})
     return {"fits": fits, "frontier": frontier, "gains": gains}
 
 
-def tables(report: Row) -> list[Table]:
+def _floats(values: dict[str, Numbers]) -> Record:
+    return {name: float(value) for name, value in values.items()}
+
+
+def tables(report: Record) -> list[Table]:
     """Coefficients, frontier, and the gains where there are any."""
     fits, frontier, gains = (report[key] for key in ("fits", "frontier", "gains"))
     assert isinstance(fits, list)

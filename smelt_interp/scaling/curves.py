@@ -20,15 +20,15 @@ Laws = tuple[ScalingLaw, ScalingLaw]
 BUDGETS = 41
 SIDE = 61
 MOST_LEVELS = 15
-AROUND_BUDGETS = 3.0
+BUDGET_MARGIN = 3.0
 """Curves go from the lowest budget over this to the highest times this."""
-AROUND_FRONTIER = 3.0
+FRONTIER_MARGIN = 3.0
 """A surface goes this far beyond the frontier's ends."""
 
 
 def budgets(asked: Sequence[float]) -> Floats:
     """Compute budgets that hold the asked ones amid them, evenly spaced in the logarithm: shape (C,)."""
-    return np.geomspace(min(asked) / AROUND_BUDGETS, max(asked) * AROUND_BUDGETS, BUDGETS)
+    return np.geomspace(min(asked) / BUDGET_MARGIN, max(asked) * BUDGET_MARGIN, BUDGETS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +53,8 @@ def surfaces(laws: Sequence[ScalingLaw], sparsity: float, compute_C: Floats) -> 
         (np.asarray(law.best_flops_per_token(compute_C, sparsity)), np.asarray(law.best_tokens(compute_C, sparsity)))
         for law in laws
     ]
-    flops_per_token_F = _around([flops_C for flops_C, _ in paths])
-    tokens_D = _around([tokens_C for _, tokens_C in paths])
+    flops_per_token_F = _region([flops_C for flops_C, _ in paths])
+    tokens_D = _region([tokens_C for _, tokens_C in paths])
     losses = [np.asarray(law.loss(flops_per_token_F, sparsity, tokens_D[:, None])) for law in laws]
     lowest, highest, step = _levels(np.stack(losses))
     return [
@@ -81,9 +81,9 @@ def _levels(losses: Floats) -> tuple[float, float, float]:
     return step * math.ceil(lowest / step), step * math.floor(highest / step), step
 
 
-def _around(paths: Sequence[Floats]) -> Floats:
+def _region(paths: Sequence[Floats]) -> Floats:
     ends = np.concatenate(paths)
-    return np.geomspace(ends.min() / AROUND_FRONTIER, ends.max() * AROUND_FRONTIER, SIDE)
+    return np.geomspace(ends.min() / FRONTIER_MARGIN, ends.max() * FRONTIER_MARGIN, SIDE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Fit the scaling law to the runs of one architecture, and again to bootstrap draws of its grid cells.
 
-The six coefficients minimise the Huber loss (delta 1e-3) of the log loss by L-BFGS-B from a grid of starts. A draw
-takes grid cells with replacement, a cell being all horizons of one (F, S), and is refitted from the full fit's minima.
+The six coefficients minimise the Huber loss (delta 1e-3) of the log loss, by damped steps from a grid of starts and
+then by L-BFGS-B. A draw takes grid cells with replacement, a cell being all horizons of one (F, S), and is refitted
+from the full fit's minima.
 """
 
 import itertools
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from smelt_interp.errors import UserError
-from smelt_interp.scaling.law import ScalingLaw, from_coefficients
+from smelt_interp.scaling.law import ScalingLaw
 from smelt_interp.scaling.robust_fit import Curve, cell_weights, huber, minimise
 
 Floats = NDArray[np.float64]
@@ -124,15 +125,10 @@ class _CentredCurve:
         """The law in the paper's coordinates; any leading axes become the shape of its coefficients."""
         floor, compute_scale, token_scale, a, b, c = np.moveaxis(parameters, -1, 0)
         compute_centre, density_centre, token_centre = self.centre
-        values = (
-            np.exp(floor),
-            np.exp(compute_scale + a * compute_centre - b * density_centre),
-            np.exp(token_scale + c * token_centre),
-            a,
-            b,
-            c,
-        )
-        return from_coefficients(tuple(float(value) if np.ndim(value) == 0 else value for value in values))
+        compute_scale = compute_scale + a * compute_centre - b * density_centre
+        token_scale = token_scale + c * token_centre
+        values = (np.exp(floor), np.exp(compute_scale), np.exp(token_scale), a, b, c)
+        return ScalingLaw(*(float(value) if np.ndim(value) == 0 else value for value in values))
 
 
 def starts(curve: _CentredCurve, loss_N: Floats) -> Floats:
@@ -153,7 +149,7 @@ def starts(curve: _CentredCurve, loss_N: Floats) -> Floats:
 
 
 def fit(grid: Grid) -> LawFit:
-    """The law of a grid, by L-BFGS-B from every start. Raises `UserError` when the grid is too small for it."""
+    """The law of a grid, by L-BFGS-B from the best minima of all starts. Raises `UserError` when it is too small."""
     from scipy.optimize import minimize  # half a second to import, needed by fits only
 
     grid.check("a grid")
@@ -167,25 +163,27 @@ def fit(grid: Grid) -> LawFit:
         # In units of delta, so that the optimiser's absolute tolerances mean something.
         return float(huber(residual_N, HUBER_DELTA).sum()) / HUBER_DELTA, slope_P / HUBER_DELTA
 
-    bounds = list(zip(LOWER_BOUNDS, UPPER_BOUNDS, strict=True))
+    # All starts at once to their minima, then the optimiser from the best different ones.
+    starts_XP = starts(curve, grid.loss)
+    bounds = (LOWER_BOUNDS, UPPER_BOUNDS)
+    reached = minimise(curve, target_N, np.ones((len(starts_XP), len(target_N))), starts_XP, bounds, HUBER_DELTA)
+    minima: list[Floats] = []
+    for parameters_P in reached.parameters_XP[reached.loss_X.argsort(kind="stable")]:
+        if len(minima) < WARM_STARTS and all(np.abs(parameters_P - known).max() > SAME_MINIMUM for known in minima):
+            minima.append(parameters_P)
     options = {"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-9}
     results = [
-        minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-        for start in starts(curve, grid.loss)
+        minimize(objective, start, jac=True, method="L-BFGS-B", bounds=list(zip(*bounds, strict=True)), options=options)
+        for start in minima
     ]
     results.sort(key=lambda result: float(result.fun))
-    best = results[0]
-    others: list[Floats] = []
-    for result in results[1:]:
-        known = [best.x, *others]
-        if len(known) < WARM_STARTS and all(np.abs(result.x - other).max() > SAME_MINIMUM for other in known):
-            others.append(result.x)
+    best, *others = results
     law = curve.law(best.x)
     predicted_N = np.asarray(law.loss(grid.flops_per_token, grid.sparsity, grid.tokens))
     return LawFit(
         law=law,
         parameters_P=best.x,
-        other_minima_XP=np.array(others).reshape(-1, len(best.x)),
+        other_minima_XP=np.array([other.x for other in others]).reshape(-1, len(best.x)),
         rmse_nats=float(np.sqrt(np.mean((predicted_N - grid.loss) ** 2))),
         objective=float(best.fun),
     )

@@ -11,8 +11,7 @@ A compute-efficiency gain is 1 - C_looped / C_baseline at equal loss, C_baseline
 """
 
 import itertools
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +25,10 @@ FLOPS_PER_PARAMETER = 6
 """Training FLOPs a token for each parameter of a dense network."""
 
 COEFFICIENTS = ("E", "A", "K", "a", "b", "c")
+"""The letters of the formula, in the order of a law's fields."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingLaw:
+class ScalingLaw(NamedTuple):
     """One law, or as many as its arrays are long."""
 
     floor: Numbers
@@ -44,6 +43,19 @@ class ScalingLaw:
     """b."""
     token_exponent: Numbers
     """c."""
+
+    def figures(self) -> dict[str, Numbers]:
+        """The coefficients by the letters of the formula, and gamma."""
+        return {**dict(zip(COEFFICIENTS, self, strict=True)), "gamma": self.gamma}
+
+    def best(self, compute: Numbers, sparsity: Numbers) -> dict[str, Numbers]:
+        """The point of the frontier at a compute budget."""
+        return {
+            "flops_per_token": self.best_flops_per_token(compute, sparsity),
+            "tokens": self.best_tokens(compute, sparsity),
+            "tokens_per_parameter": self.tokens_per_parameter(compute, sparsity),
+            "loss": self.best_loss(compute, sparsity),
+        }
 
     def loss(self, flops_per_token: Numbers, sparsity: Numbers, tokens: Numbers) -> Numbers:
         """Loss in nats a token."""
@@ -95,48 +107,18 @@ def compute_gain(baseline: ScalingLaw, looped: ScalingLaw, compute: float, spars
     return 1 - looped.compute_for(baseline.best_loss(compute, sparsity), sparsity) / compute
 
 
-def from_coefficients(values: tuple[Numbers, ...]) -> ScalingLaw:
-    """The law of the coefficients E, A, K, a, b, c."""
-    floor, compute_scale, token_scale, compute_exponent, sparsity_exponent, token_exponent = values
-    return ScalingLaw(
-        floor=floor,
-        compute_scale=compute_scale,
-        token_scale=token_scale,
-        compute_exponent=compute_exponent,
-        sparsity_exponent=sparsity_exponent,
-        token_exponent=token_exponent,
-    )
-
-
-def coefficients(law: ScalingLaw) -> dict[str, Numbers]:
-    """The coefficients by the letters of the formula."""
-    values = (
-        law.floor,
-        law.compute_scale,
-        law.token_scale,
-        law.compute_exponent,
-        law.sparsity_exponent,
-        law.token_exponent,
-    )
-    return dict(zip(COEFFICIENTS, values, strict=True))
-
-
 Architecture = Literal["baseline", "smelt"]
 
 
 def printed_law(architecture: Architecture) -> ScalingLaw:
     """The law with the coefficients that the paper prints."""
-    return from_coefficients(tuple(printed.number("scaling_law", architecture, name) for name in COEFFICIENTS))
+    return ScalingLaw(*(printed.number("scaling_law", architecture, letter) for letter in COEFFICIENTS))
 
 
 def rounding_corners(architecture: Architecture) -> ScalingLaw:
     """The 64 corners of the box of coefficients that round to the printed ones."""
-    centre = coefficients(printed_law(architecture))
-    half = {name: 0.5 * printed.figure("scaling_law", architecture, name).unit for name in COEFFICIENTS}
-    signs_XP = np.array(list(itertools.product((-1.0, 1.0), repeat=len(COEFFICIENTS))))
-    return from_coefficients(
-        tuple(centre[name] + signs_XP[:, index] * half[name] for index, name in enumerate(COEFFICIENTS))
-    )
+    ends = [printed.figure("scaling_law", architecture, letter).bounds for letter in COEFFICIENTS]
+    return ScalingLaw(*np.array(list(itertools.product(*ends))).T)
 
 
 def rounding_interval(compute: float, sparsity: float) -> tuple[float, float]:

@@ -11,12 +11,11 @@ and is kept only when it lowers the fit's own Huber loss. Shape suffixes: X fits
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from smelt_interp.errors import UserError
+from pydantic import Field
 
 Floats = NDArray[np.float64]
 
@@ -29,7 +28,9 @@ CONVERGED = 1e-9
 """A relative fall of the loss below this, three steps in a row, ends a fit."""
 STEPS_WITHOUT_GAIN = 3
 MOST_STEPS = 300
-MOST_DRAWS = 100_000
+
+Draws = Annotated[int, Field(ge=1, le=100_000)]
+"""How many times a bootstrap draws."""
 
 
 class Curve(Protocol):
@@ -108,14 +109,6 @@ def _step(residual_XN: Floats, slopes_XNP: Floats, weights_XN: Floats, damping_X
     )
     step_XP: Floats = np.linalg.solve(damped_XPP, -slope_XP[..., None])[..., 0]
     return step_XP
-
-
-def check_draws(draws: int, seed: int) -> None:
-    """Raise `UserError` for a bootstrap that cannot be drawn."""
-    if not 1 <= draws <= MOST_DRAWS:
-        raise UserError(f"--draws must be from 1 to {MOST_DRAWS}; got {draws}")
-    if seed < 0:
-        raise UserError(f"--seed must be at least 0; got {seed}")
 
 
 def cell_weights(cell_N: NDArray[np.int64], draws: int, generator: np.random.Generator) -> Floats:

@@ -8,8 +8,8 @@ from scipy.optimize import curve_fit
 from scipy.stats import binomtest
 
 from smelt_interp.errors import UserError
-from smelt_interp.scaling.calibration import Runs, excess, fit, main, win_rate, wins
-from smelt_interp.scaling.runs import BASELINE
+from smelt_interp.scaling.calibration import ScoredRuns, excess, fit, main, win_rate, wins
+from smelt_interp.scaling.csv_columns import BASELINE
 from tests.support.commands import Command
 
 LOSSES = np.linspace(1.5, 2.6, 24)
@@ -63,8 +63,8 @@ def test_excess_is_what_was_added_to_the_calibrated_scores() -> None:
     groups = np.where(np.arange(24) < 8, "small", "large")
     covered = 0
     for seed in range(20):
-        reference = Runs(loss=LOSSES, score=scored(seed), group=groups)
-        looped = Runs(loss=LOSSES, score=scored(seed + 100, EXCESS), group=groups)
+        reference = ScoredRuns(loss=LOSSES, score=scored(seed), group=groups)
+        looped = ScoredRuns(loss=LOSSES, score=scored(seed + 100, EXCESS), group=groups)
         rows = excess(reference, looped, "falls", 200, np.random.default_rng(seed))
         assert [(row.group, row.runs) for row in rows] == [("small", 8), ("large", 16), ("pooled", 24)]
         assert rows[2].mean == pytest.approx(EXCESS, abs=0.004)
@@ -73,7 +73,7 @@ def test_excess_is_what_was_added_to_the_calibrated_scores() -> None:
 
 
 def test_the_reference_has_no_excess_over_itself() -> None:
-    reference = Runs(loss=LOSSES, score=scored(0), group=np.full(24, "all"))
+    reference = ScoredRuns(loss=LOSSES, score=scored(0), group=np.full(24, "all"))
     pooled = excess(reference, reference, "falls", 50, np.random.default_rng(0))[-1]
     assert pooled.mean == pytest.approx(0, abs=1e-6)
 
@@ -87,15 +87,15 @@ def test_the_interval_of_a_win_rate_is_the_exact_binomial_one(won: int, pairs: i
 
 
 def test_a_tie_is_no_win_and_the_better_score_depends_on_the_direction() -> None:
-    reference, looped = {"a": 1.0, "b": 1.0, "c": 1.0, "only here": 9.0}, {"a": 2.0, "b": 1.0, "c": 0.5}
-    assert (wins(reference, looped, "falls").wins, wins(reference, looped, "falls").pairs) == (1, 3)
-    assert wins(reference, {"a": 0.5, "b": 0.4, "c": 2.0}, "rises").wins == 2
+    found = wins(np.ones(3), np.array([2.0, 1.0, 0.5]), "falls")
+    assert (found.wins, found.pairs) == (1, 3)
+    assert wins(np.ones(3), np.array([0.5, 0.4, 2.0]), "rises").wins == 2
 
 
-@pytest.mark.parametrize(("won", "pairs"), [(3, 2), (-1, 2), (0, 0)])
+@pytest.mark.parametrize(("won", "pairs"), [(3, 2), (-1, 2), (0, 0), (1, 10**12)])
 def test_an_impossible_count_of_wins_is_refused(won: int, pairs: int) -> None:
     with pytest.raises(
-        UserError, match=f"wins must be from 0 to the number of pairs, at least 1; got {won} of {pairs}"
+        UserError, match=f"wins must be from 0 to the number of pairs, 1 to 1000000000; got {won} of {pairs}"
     ):
         win_rate(won, pairs)
 
@@ -108,7 +108,7 @@ def test_too_few_or_equal_runs_are_refused() -> None:
     with pytest.raises(UserError, match=r"the scores of a calibration must differ; got 0\.5 in every run"):
         fit(LOSSES[:6], np.full(6, 0.5), "falls")
     with pytest.raises(UserError, match="a pair must have a run on both sides"):
-        wins({"a": 1.0}, {"b": 1.0}, "falls")
+        wins(np.array([]), np.array([]), "falls")
 
 
 def table(path: Path) -> Path:
@@ -129,6 +129,9 @@ def test_the_command_reports_sigmoid_excess_and_wins(command: Command, tmp_path:
     assert [row["group"] for row in report["excess"]] == ["g0", "g1", "pooled"]
     assert report["excess"][2]["mean"] == pytest.approx(EXCESS, abs=0.004)
     assert (report["wins"][0]["wins"], report["wins"][0]["pairs"]) == (24, 24)
+    without_one = path.with_name("fewer.csv")
+    without_one.write_text(path.read_text().replace(",p7\n", ",alone\n", 1))
+    assert command.json(main, "fit", without_one, "--draws", 10)["wins"][0]["pairs"] == 23
     assert command.json(main, "fit", path, "--draws", 100) == report
     assert "100 bootstrap draws over runs, seed 0" in command.text(main, "fit", path, "--draws", 100)
     assert command.json(main, "wins", 83, 96)["wins"][0]["rate"] == 83 / 96
@@ -143,9 +146,9 @@ def test_bad_input_ends_in_one_line(command: Command, tmp_path: Path) -> None:
     path.write_text("architecture,loss,score,pair\nbaseline,2,0.5,a\nbaseline,2.1,0.4,a\n")
     assert "one run of baseline a pair; got two of pair a" in command.refusal(main, "fit", path)
     path.write_text("architecture,loss,score\nbaseline,2,nan\n")
-    assert "line 2: score must be a finite number; got 'nan'" in command.refusal(main, "fit", path)
+    assert "line 2: score must be a finite number within 1e100; got 'nan'" in command.refusal(main, "fit", path)
     assert "wins must be from 0" in command.refusal(main, "wins", 3, 2)
-    assert "--draws must be from 1 to 100000; got 0" in command.refusal(main, "fit", path, "--draws", 0)
+    assert "draws must be at least 1; got 0" in command.refusal(main, "fit", path, "--draws", 0)
     path.write_text("architecture,loss,score\n" + "".join(f"{name},{2 + run / 999},0.{run}\n"
                     for name in ("baseline", "smelt") for run in range(101)))  # fmt: skip
     assert "runs times draws must be at most 10000000; got 10100000" in command.refusal(

@@ -1,7 +1,5 @@
 """Curves are the law at their points, and bands are what the report says of the same budget."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -93,6 +91,6 @@ def test_fitted_curves_say_what_the_report_says(fits: Fits) -> None:
 def test_where_a_loss_is_never_reached_the_band_is_not_a_number(fits: Fits) -> None:
     baseline, (looped, drawn) = (fits["all"][name].laws for name in ("baseline", "smelt"))
     assert np.isfinite(interval(np.asarray(drawn.floor))).all()
-    gain = fitted_gain(baseline, (replace(looped, floor=3.0), drawn), 0.95, np.array([1e21]))
+    gain = fitted_gain(baseline, (looped._replace(floor=3.0), drawn), 0.95, np.array([1e21]))
     assert np.isnan(gain.value_C).all()
     assert np.isfinite(gain.high_C).all()
