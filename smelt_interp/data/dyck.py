@@ -27,10 +27,10 @@ Episodes are text; a network's tokenizer makes tokens of it, each with the role 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import comb
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -43,6 +43,7 @@ from smelt_interp.validation import different, validated
 
 Rendering = Literal["full", "compact"]
 Pairing = Literal["standard", "episode"]
+Swap = Literal["closer", "opener"]
 
 OPENERS = "([{<"
 CLOSERS = ")]}>"
@@ -96,7 +97,7 @@ class Shot:
 
 
 @lru_cache(maxsize=200_000)
-def _up_probability(height: int, ups: int, downs: int) -> float:
+def up_probability(height: int, ups: int, downs: int) -> float:
     """Share of the proper continuations from `height`, with so many openers and closers left, that begin with an
     opener. The number of proper continuations is C(u+d, d) - C(u+d, d-h-1), by reflection."""
 
@@ -115,7 +116,7 @@ def draw_shot(uniform: Iterator[float], closers: str, min_total: int, max_total:
     prefix: list[str] = []
     depth = 0
     while ups or downs:
-        if next(uniform) < _up_probability(len(stack), ups, downs):
+        if next(uniform) < up_probability(len(stack), ups, downs):
             stack.append(int(next(uniform) * len(closers)))
             prefix.append(OPENERS[stack[-1]])
             depth = max(depth, len(stack))
@@ -149,10 +150,14 @@ def render_shot(shot: Shot, rendering: Rendering) -> tuple[str, str]:
     return f"Input: {' '.join(shot.prefix)}\nOutput: ", f"{' '.join(shot.answer)}\n"
 
 
+def _uniform(seed: int, number: int) -> Iterator[float]:
+    """The random numbers of an episode, from the first."""
+    return uniform_stream(np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, number]))))
+
+
 def episode(options: DyckOptions, shots: int, number: int, seed: int) -> MarkedText:
     """The episode of a number: its text ends with the answer to its query."""
-    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, number])))
-    uniform = uniform_stream(generator)
+    uniform = _uniform(seed, number)
     closers = draw_closers(uniform, options.num_types, options.pairing)
     query = draw_shot(uniform, closers, options.min_total, options.max_total)
     parts: list[tuple[str, Role]] = [] if options.rendering == "compact" else [(INSTRUCTION, Role.INSTRUCTION)]
@@ -205,6 +210,82 @@ def _too_long(options: DyckOptions, shots: int, length: int, num_tokens: int) ->
         f"Dyck shots must be at most {most}, which always fit rows of {length} tokens with up to {options.max_total} "
         f"brackets a sequence; got {shots}, {num_tokens} tokens: lower max_total, make the rows longer{way_out}"
     )
+
+
+class DyckPairs(NamedTuple):
+    """Episodes in twos: row n of both has the same roles at the same positions, and another right answer."""
+
+    clean: Samples
+    corrupted: Samples
+
+
+def dyck_pairs(
+    options: DyckOptions, num: int, *, seed: int, length: int, tokenizer: Tokenizer, swap: Swap = "closer"
+) -> DyckPairs:
+    """`num` pairs for each number of shots; the two of a pair are one document, as is a query after several numbers.
+
+    Corrupted by `closer`, an episode has another pairing: the closer that the answer begins with and another one are
+    exchanged wherever they stand. By `opener`, the last open bracket of its query is of another type. Either way the
+    answer's first closer is another one, and nothing beside those characters differs. Episodes whose prompts would be
+    the same, or whose tokens would not stand in the same places, are passed over.
+    Raises UserError as `dyck_samples` does, and for options under which no such pair was found.
+    """
+    if num < 1 or options.num_types < 2:
+        raise UserError(f"Dyck pairs must be at least 1, of 2 bracket types or more; got {num} of {options.num_types}")
+    if swap == "closer" and options.pairing != "episode":
+        raise UserError(f"Dyck pairing must be episode where closers are exchanged; got {options.pairing}")
+    clean: list[Row] = []
+    corrupted: list[Row] = []
+    for shots in options.shots:
+        found = 0
+        for number in range(100 + 20 * num):
+            sources = episode(options, shots, number, seed), _corrupted(options, shots, number, seed, swap)
+            left, right = (Row(with_bos(tokens_of(source, tokenizer), tokenizer), source) for source in sources)
+            if len(left.tokens.ids_T) > length:
+                raise _too_long(options, shots, length, len(left.tokens.ids_T))
+            aligned = np.array_equal(left.tokens.role_T, right.tokens.role_T)
+            if aligned and _prompt(left.source) != _prompt(right.source):
+                clean.append(left)
+                corrupted.append(right)
+                found += 1
+            if found == num:
+                break
+        else:
+            raise UserError(
+                f"Dyck pairs must be found among {100 + 20 * num} episodes of {shots} shots; got {found} of {num}: "
+                "give more shots, or swap the opener"
+            )
+    return DyckPairs(padded(clean, tokenizer), padded(corrupted, tokenizer))
+
+
+def _prompt(source: MarkedText) -> str:
+    return source.text[: source.spans[-1].start]
+
+
+def _corrupted(options: DyckOptions, shots: int, number: int, seed: int, swap: Swap) -> MarkedText:
+    """The episode of a number with another right answer; the episode itself where there is none."""
+    source = episode(options, shots, number, seed)
+    closers = draw_closers(_uniform(seed, number), options.num_types, options.pairing)
+    *shown, question, answer = source.spans
+    kind = closers.index(source.text[answer.start])
+    other = (kind + 1 + number % (options.num_types - 1)) % options.num_types
+    if swap == "closer":
+        exchange = str.maketrans(closers[kind] + closers[other], closers[other] + closers[kind])
+        return replace(source, text=source.text.translate(exchange))
+    open_at: list[int] = []
+    for place in range(question.start, question.stop):
+        if source.text[place] in OPENERS:
+            open_at.append(place)
+        elif source.text[place] in CLOSERS:
+            open_at.pop()
+    letters = list(source.text)
+    letters[open_at[-1]], letters[answer.start] = OPENERS[other], closers[other]
+    text = "".join(letters)
+    prefix, closing = (text[span.start : span.stop] for span in (question, answer))
+    if any(text[span.start : span.stop] == prefix for span in shown):
+        return source  # the query would be a demonstration's
+    pair_shown = any(bracket in prefix for bracket in closing if bracket in CLOSERS)
+    return replace(source, text=text, episode=source.episode._replace(pair_shown=pair_shown))
 
 
 def filled_rows(

@@ -89,6 +89,9 @@ class Samples:
         for name in ("length_N", "domain_N", "episode_N", "document_N"):
             if getattr(self, name).shape != (num_rows,):
                 raise UserError(f"{name} must have one entry a row ({num_rows}); got {getattr(self, name).shape}")
+        domains = np.unique(self.domain_N).tolist()
+        if bad := [domain for domain in domains if not (domain.isascii() and domain.decode().isprintable())]:
+            raise UserError(f"a domain must be printable ASCII; got {bad[0]!r}")
         if len(self.text) != num_rows * num_tokens:
             raise UserError(f"text must have one entry a token ({num_rows * num_tokens}); got {len(self.text)}")
 

@@ -2,11 +2,12 @@
 
 import hashlib
 from collections import Counter
-from itertools import pairwise, product
+from itertools import pairwise, permutations, product
 
 import numpy as np
 import pytest
 
+from smelt_interp.data import dyck
 from smelt_interp.data.dyck import (
     CLOSERS,
     INSTRUCTION,
@@ -14,6 +15,7 @@ from smelt_interp.data.dyck import (
     DyckOptions,
     draw_closers,
     draw_shot,
+    dyck_pairs,
     dyck_samples,
     filled_rows,
     most_shots,
@@ -221,3 +223,53 @@ def test_rows_of_the_byte_tokenizer_are_pinned():
         samples = episodes(20, rendering=rendering, pairing="episode", shots=(3,), seed=4, length=400)
         sha.update(samples.ids_NT.tobytes() + samples.role_NT.tobytes() + samples.length_N.tobytes())
     assert sha.hexdigest()[:16] == "f4863f82ca7e0ec2"
+
+
+def pairs_of(num, *, swap, length=160, **options):
+    return dyck_pairs(DyckOptions(**options), num, seed=0, length=length, tokenizer=BYTES, swap=swap)
+
+
+@pytest.mark.parametrize("rendering", ["full", "compact"])
+@pytest.mark.parametrize("swap", ["closer", "opener"])
+def test_corrupted_episodes_are_right_episodes_with_another_answer_at_the_same_places(swap, rendering):
+    clean, corrupted = pairs_of(40, swap=swap, rendering=rendering, shots=(1, 4), length=400)
+    assert len(clean) == len(corrupted) == 80
+    assert np.array_equal(clean.role_NT, corrupted.role_NT)
+    assert np.array_equal(clean.document_N, corrupted.document_N)
+    all_closers = ["".join(order) for order in permutations(CLOSERS)]
+    for row in range(80):
+        ours, theirs = shots_of(clean, row), shots_of(corrupted, row)
+        assert theirs[-1][0] not in [prefix for prefix, _ in theirs[:-1]]
+        assert any(all(closed(prefix, c) == answer for prefix, answer in theirs) for c in all_closers)
+        assert ours[-1][1][0] != theirs[-1][1][0]
+        assert corrupted.episode_N["pair_shown"][row] == any(bracket in theirs[-1][0] for bracket in theirs[-1][1])
+        prompt_T = clean.role_NT[row] != Role.ANSWER
+        assert (clean.ids_NT[row] != corrupted.ids_NT[row])[prompt_T].any()
+
+
+def test_a_swapped_opener_is_one_character_of_the_prompt():
+    clean, corrupted = pairs_of(40, swap="opener", shots=(2,))
+    differs_NT = clean.ids_NT != corrupted.ids_NT
+    assert (differs_NT.sum(axis=1) == 2).all()
+    assert (clean.role_NT[differs_NT].reshape(-1, 2) == [Role.QUERY, Role.ANSWER]).all()
+
+
+def test_swapped_closers_leave_openers_as_they_are_and_exchange_two():
+    clean, corrupted = pairs_of(40, swap="closer", shots=(4,))
+    for ours, theirs in zip(clean.ids_NT, corrupted.ids_NT, strict=True):
+        changes = {(a, b) for a, b in zip(ours.tolist(), theirs.tolist(), strict=True) if a != b}
+        assert {chr(a) for a, _ in changes} <= set(CLOSERS)
+        ((low, high),) = {tuple(sorted(pair)) for pair in changes}
+        assert changes <= {(low, high), (high, low)}
+
+
+def test_pairs_that_cannot_be_are_refused(monkeypatch):
+    with pytest.raises(UserError, match="at least 1, of 2 bracket types or more; got 4 of 1"):
+        pairs_of(4, swap="opener", num_types=1)
+    with pytest.raises(UserError, match="pairing must be episode where closers are exchanged; got standard"):
+        pairs_of(4, swap="closer", pairing="standard")
+    monkeypatch.setattr(
+        dyck, "_corrupted", lambda options, shots, number, seed, swap: dyck.episode(options, shots, number, seed)
+    )
+    with pytest.raises(UserError, match=r"must be found among 180 episodes of 0 shots; got 0 of 4: give more shots"):
+        pairs_of(4, swap="closer", shots=(0,))

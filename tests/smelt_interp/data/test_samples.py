@@ -62,6 +62,8 @@ def test_several_sets_become_one_padded_on_the_right():
     [
         ("role_NT", np.zeros((4, 11), np.uint8), r"role_NT must have the shape of ids_NT; got \(4, 11\)"),
         ("segment_start_NT", np.zeros((3, 12), np.int32), r"segment_start_NT must have the shape of ids_NT"),
+        ("domain_N", np.array([b"a", b"a\0b", b"c", b"d"]), r"a domain must be printable ASCII; got b'a.x00b'"),
+        ("domain_N", np.array([b"\xe9"] * 4), r"a domain must be printable ASCII; got b'.xe9'"),
         ("length_N", np.zeros(3, np.int32), r"length_N must have one entry a row \(4\); got \(3,\)"),
         ("document_N", np.zeros((4, 1), np.int64), r"document_N must have one entry a row \(4\); got \(4, 1\)"),
         ("text", TokenText.of([b"a"] * 47), r"text must have one entry a token \(48\); got 47"),
