@@ -27,7 +27,11 @@ def lines(text: str) -> list[str]:
     [
         ("Matched networks, best first", matching, ["--baseline", "200M", "--visits", "2", "--span", "0.5"]),
         ("Serving, batch 1, context 4096, cache l2", serving, ["--pair", "200M"]),
-        ("Printed figures of arXiv:2609.01343", paper, []),
+        (
+            "Printed figures of arXiv:2609.01343",
+            paper,
+            ["--verdict", "contradiction", "not printed", "within rounding"],
+        ),
     ],
 )
 def test_a_shown_table_is_what_the_command_prints(
@@ -38,15 +42,20 @@ def test_a_shown_table_is_what_the_command_prints(
 
 
 def test_the_shown_mismatches_of_the_four_baselines_are_found_and_the_papers() -> None:
-    shown = re.findall(r"^\| ([\d.]+[MB]) \| [\d.]+ s \| (.*?) \| ([\d.]+)% \| ([\d.]+)% \|$", DOCUMENT, re.MULTILINE)
+    percents = r"([\d.]+)% \| ([+-][\d.]+)%"
+    row_of_table = rf"^\| ([\d.]+[MB]) \| [\d.]+ s \| (.*?) \| {percents} \| {percents} \|$"
+    shown = re.findall(row_of_table, DOCUMENT, re.MULTILINE)
     assert [scale for scale, *_ in shown] == list(PAPER_PAIRS)
-    for scale, network, ours, papers in shown:
-        found = matching.search(matching.Options(baseline=scale)).best[0]
+    for scale, network, ours, shape, papers, papers_shape in shown:
+        found = matching.search(matching.MatchingOptions(baseline=scale)).best[0]
         pair = PAPER_PAIRS[scale]
         row = mismatch(*(budget(config, PAPER_ATTENDED_TOKENS) for config in (pair.smelt, pair.baseline)))
         assert network in matching.shape_text(found.config)
         assert ours == f"{100 * found.mismatch.largest:.2f}"
         assert papers == f"{100 * row.largest:.2f}"
+        assert shape == f"{100 * found.shape_mismatch:+.2f}"
+        ratios = [config.expert_width / config.width for config in (pair.smelt, pair.baseline)]
+        assert papers_shape == f"{100 * (ratios[0] / ratios[1] - 1):+.2f}"
 
 
 @pytest.mark.parametrize("text", [DOCUMENT, README], ids=["numbers.md", "README.md"])
