@@ -259,7 +259,7 @@ def _facts(model: "LoopedModel", batch_size: int, num_tokens: int) -> dict[str, 
     """What fixes the numbers beside data and selection."""
     import torch
 
-    from model.experts.call import backend_for
+    from model.experts.expert_layer import backend_for
     from model.experts.tiles import FP_FUSION
 
     device = model.device
@@ -268,7 +268,7 @@ def _facts(model: "LoopedModel", batch_size: int, num_tokens: int) -> dict[str, 
         "tokenizer": hashlib.sha256(BYTES.to_json().encode()).hexdigest(),
         "batch_shape": [batch_size, num_tokens],
         "device": device.type,
-        "experts": {"backend": backend_for(device, "auto"), "fp_fusion": FP_FUSION},
+        "experts": {"backend": backend_for(device), "fp_fusion": FP_FUSION},
         "threads": torch.get_num_threads(),
         "versions": {"smelt-interp": smelt_interp.__version__, "torch": torch.__version__, "numpy": np.__version__},
     }

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model.experts.call import ExpertCall, ExpertWeights
-from model.experts.expert_layer import experts, experts_traced, sum_slots
+from model.experts.call import ExpertCall, ExpertWeights, sum_slots
+from model.experts.expert_layer import experts, experts_traced
 from model.hooks.names import Request
 from model.kv_cache import KVCache
 from model.routing import Routing, gather_weights, route

@@ -4,19 +4,21 @@ out[n] = sum over k of weight[n, k] * expert(index[n, k])(x[n]), the K terms add
 w_out (silu(gate x) * up x), or two matrices with SiLU between. Backends:
 
     reference   a loop over experts in ordinary operations: any derivative of any order, slow
+    small       CPU, float32, few slots: torch's grouped_mm
     torch       any device: slots sorted once, a product per expert, a backward written by hand, forward-mode too
     triton      NVIDIA GPUs: fused kernels
 
-`auto` is `triton` for CUDA tensors and `torch` for all others; nothing else decides.
+`auto` is `triton` for CUDA tensors; for others `small` where that suits, else `torch`.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from model.experts import autograd, reference
-from model.experts.call import ExpertCall, Kept
+from model.experts import autograd, reference, small_calls
+from model.experts.call import Backend, ExpertCall, Kept, sum_slots
+from smelt_interp.errors import UserError
 
 
 class ExpertTrace(NamedTuple):
@@ -44,7 +46,7 @@ def experts(call: ExpertCall) -> Tensor:
     does not run here.
     """
     result_ND, _ = _run(call, summed=True)
-    return result_ND.to(call.x_ND.dtype)
+    return result_ND if result_ND.dtype == call.x_ND.dtype else result_ND.to(call.x_ND.dtype)
 
 
 def experts_traced(call: ExpertCall) -> ExpertTrace:
@@ -55,21 +57,28 @@ def experts_traced(call: ExpertCall) -> ExpertTrace:
     return ExpertTrace(sum_slots(slot_NKD).to(dtype), slot_NKD.to(dtype), kept.pre_RG, activation_RF, *kept[1:])
 
 
-def sum_slots(slot_NKD: Tensor) -> Tensor:
-    """The sum over a token's K slots, in order of k: the arithmetic by which `experts` combines them. -> N D
-
-    In float32 at least, rounded once. Never a view of the slots, even of a single one.
-    """
-    total_ND, *rest = slot_NKD.to(torch.promote_types(slot_NKD.dtype, torch.float32)).unbind(1)
-    for slot_ND in rest:
-        total_ND = total_ND + slot_ND
-    return total_ND.to(slot_NKD.dtype, copy=not rest)
+def backend_for(device: torch.device) -> Backend:
+    """The backend that `auto` is on a device, small calls apart."""
+    return "triton" if device.type == "cuda" else "torch"
 
 
 def _run(call: ExpertCall, *, summed: bool) -> tuple[Tensor, Kept]:
     """N D with the slots summed, else N K D with everything that a trace shows."""
-    call = call.prepared()
-    if call.backend != "reference":
+    if call.backend in ("auto", "small") and small_calls.suits(call):
+        return small_calls.forward(call, summed=summed)
+    call.check()
+    backend = call.backend
+    if backend not in get_args(Backend):
+        raise UserError(f"backend must be one of {', '.join(get_args(Backend))}; got {backend!r}")
+    if backend == "small":
+        raise UserError(
+            f"the small backend must have 1 to {small_calls.MOST_SLOTS} slots in float32 on a CPU, widths a multiple "
+            "of 4, contiguous weights and no transform; got another call; use torch"
+        )
+    if backend == "auto":
+        backend = backend_for(call.x_ND.device)
+    call = call.prepared(backend)
+    if backend != "reference":
         return autograd.run(call, summed=summed)
     slot_NKD, kept = reference.forward(call)
     return sum_slots(slot_NKD) if summed else slot_NKD, kept

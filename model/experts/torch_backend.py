@@ -2,9 +2,7 @@
 
 Slots (token n, choice k) are sorted by expert, so that each expert owns a contiguous segment of rows. Segments are
 taken in groups of about `GROUP_ROWS` rows, which keeps the gathered inputs and the activations of a group in the
-processor's cache between the products. A small call is one group, and its products are torch's `grouped_mm`, where that
-takes them: one call in place of one an expert. An expert's weights are converted to the arithmetic type one expert at a
-time.
+processor's cache between the products. An expert's weights are converted to the arithmetic type one expert at a time.
 
 R counts rows (slots in expert order, R = N K); G is the width of the first product, 2F gated and F ungated.
 """
@@ -15,16 +13,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag, grouped_mm, silu
+from torch.nn.functional import embedding_bag, silu
 
 from model.experts.call import ExpertCall, Gradients, Kept, Needs, raise_outside_experts
 
 GROUP_ROWS = 512
 """A group of experts closes when it has so many rows; 512 rows of inputs and activations fit a second-level cache."""
-SMALL_ROWS = 2048
-"""Up to so many rows a call is one group."""
-FEW_SLOTS = 64
-"""Up to so many slots are sorted in Python."""
 
 
 class Group(NamedTuple):
@@ -34,31 +28,25 @@ class Group(NamedTuple):
     stop: int
     experts: Sequence[int]
     sizes: Sequence[int]
-    stops_E: Tensor | None = None
-    """Where each expert's rows end, for `grouped_mm`; None: a product an expert."""
 
 
 def forward(call: ExpertCall, *, summed: bool, keep: bool) -> tuple[Tensor, Kept]:
     """N D with the slots summed, else N K D. Raises `UserError` for an expert id outside 0..E-1."""
     order_R, row_NK, counts = _sort(call)
     token_R, weight_R1 = _tokens_and_weights(call, order_R)
-    groups = list(_groups(call, counts))
-    whole = len(groups) == 1  # the products of the only group are the buffers; more groups write theirs side by side
-    pre_RG = call.x_ND.new_empty(len(order_R) if keep and not whole else 0, call.pre_width)
-    rows_RD = call.x_ND.new_empty(0 if whole else len(order_R), call.width)
+    rows_RD = call.x_ND.new_empty(len(order_R), call.width)
+    pre_RG = call.x_ND.new_empty(len(order_R) if keep else 0, call.pre_width)
     w_in_EDG, w_out_EFD = (matrix.transpose(1, 2) for matrix in call.weights)
-    for group in groups:
+    for group in _groups(counts):
         rows = slice(group.start, group.stop)
-        inputs_RD = call.x_ND.index_select(0, token_R[rows])
-        group_pre_RG = _multiply(inputs_RD, w_in_EDG, group, pre_RG[rows] if keep and not whole else None)
+        group_pre_RG = pre_RG[rows] if keep else pre_RG.new_empty(group.stop - group.start, call.pre_width)
+        _multiply(call.x_ND.index_select(0, token_R[rows]), w_in_EDG, group_pre_RG, group)
         act_RF = activation(group_pre_RG, gated=call.gated).mul_(weight_R1[rows])
-        group_rows_RD = _multiply(act_RF, w_out_EFD, group, None if whole else rows_RD[rows])
-        if whole:
-            pre_RG, rows_RD = group_pre_RG, group_rows_RD
+        _multiply(act_RF, w_out_EFD, rows_RD[rows], group)
     result = sum_rows(rows_RD, row_NK) if summed else rows_RD[row_NK]
     if keep:
         return result, Kept(pre_RG, order_R, order_R.new_tensor(counts))
-    return result, Kept(call.x_ND.new_empty(0, call.pre_width), order_R.new_empty(0), order_R.new_empty(0))
+    return result, Kept(pre_RG, order_R.new_empty(0), order_R.new_empty(0))
 
 
 def backward(d_result: Tensor, call: ExpertCall, kept: Kept, *, summed: bool, needs: Needs) -> Gradients:
@@ -72,25 +60,25 @@ def backward(d_result: Tensor, call: ExpertCall, kept: Kept, *, summed: bool, ne
     token_R, weight_R1 = _tokens_and_weights(call, order_R)
     d_out_row_R = token_R if summed else order_R
     counts: list[int] = kept.counts_E.tolist()
-    groups = list(_groups(call, counts))
-    grouped = len(groups) == 1 and groups[0].stops_E is not None
-    d_w_in = torch.empty_like(w_in) if needs.w_in and not grouped else None
-    d_w_out = torch.empty_like(w_out) if needs.w_out and not grouped else None
-    d_x_RD = x_ND.new_empty(len(order_R), call.width) if needs.x_ND and not grouped else None
+    d_w_in = torch.empty_like(w_in) if needs.w_in else None
+    d_w_out = torch.empty_like(w_out) if needs.w_out else None
+    d_x_RD = x_ND.new_empty(len(order_R), call.width) if needs.x_ND else None
     d_weight_R = x_ND.new_empty(len(order_R))
 
-    for group in groups:
+    for group in _groups(counts):
+        # back through the down product
         rows = slice(group.start, group.stop)
         d_out_RD, pre_RG = d_out_MD.index_select(0, d_out_row_R[rows]), kept.pre_RG[rows]
         gate_RF, up_RF = pre_RG.chunk(2, dim=1) if call.gated else (pre_RG, None)
-        d_act_RF = _multiply(d_out_RD, w_out, group)
+        d_act_RF = x_ND.new_empty(gate_RF.shape)
+        _multiply(d_out_RD, w_out, d_act_RF, group)
         silu_RF = silu(gate_RF)
         act_RF = silu_RF if up_RF is None else silu_RF * up_RF
         if needs.expert_weights_NK:
             torch.sum(d_act_RF * act_RF, dim=1, out=d_weight_R[rows])
-        if needs.w_out:
-            d_w_out = _weight_gradient(d_out_RD, act_RF * weight_R1[rows], group, d_w_out)
-        if not (needs.x_ND or needs.w_in):
+        if d_w_out is not None:
+            _weight_gradient(d_out_RD, act_RF * weight_R1[rows], d_w_out, group)
+        if d_x_RD is None and d_w_in is None:
             continue
         # back through the activation, in place where a number is not read again
         d_act_RF.mul_(weight_R1[rows])
@@ -101,17 +89,16 @@ def backward(d_result: Tensor, call: ExpertCall, kept: Kept, *, summed: bool, ne
             d_gate_RF, d_up_RF = d_pre_RG.chunk(2, dim=1)
             torch.mul(d_act_RF, silu_RF, out=d_up_RF)
             torch.ops.aten.silu_backward.grad_input(d_act_RF.mul_(up_RF), gate_RF, grad_input=d_gate_RF)
-        if needs.x_ND:
-            group_d_x_RD = _multiply(d_pre_RG, w_in, group, None if d_x_RD is None else d_x_RD[rows])
-            d_x_RD = group_d_x_RD if grouped else d_x_RD
-        if needs.w_in:
-            d_w_in = _weight_gradient(d_pre_RG, x_ND.index_select(0, token_R[rows]), group, d_w_in)
+        # back through the up product
+        if d_x_RD is not None:
+            _multiply(d_pre_RG, w_in, d_x_RD[rows], group)
+        if d_w_in is not None:
+            _weight_gradient(d_pre_RG, x_ND.index_select(0, token_R[rows]), d_w_in, group)
 
-    if not grouped:
-        for start, stop in _idle(counts):
-            for d_matrix in (d_w_in, d_w_out):
-                if d_matrix is not None:
-                    d_matrix[start:stop].zero_()
+    for start, stop in _idle(counts):
+        for d_matrix in (d_w_in, d_w_out):
+            if d_matrix is not None:
+                d_matrix[start:stop].zero_()
     row_NK = _inverse(order_R).view(call.expert_indices_NK.shape)
     return Gradients(
         None if d_x_RD is None else sum_rows(d_x_RD, row_NK),
@@ -178,23 +165,11 @@ def _sort(call: ExpertCall) -> tuple[Tensor, Tensor, list[int]]:
 
     Raises `UserError` for an id outside 0..E-1.
     """
-    indices_NK, num_slots, num_experts = call.expert_indices_NK, call.num_slots, call.num_experts
-    experts_R = indices_NK.reshape(-1)
-    if num_slots <= FEW_SLOTS:  # in Python this costs less than the handful of tensor operations below
-        experts: list[int] = experts_R.tolist()
-        if experts:
-            raise_outside_experts(min(experts), max(experts), num_experts)
-        counts, row = [0] * num_experts, [0] * num_slots
-        order = sorted(range(num_slots), key=experts.__getitem__)
-        for index, slot in enumerate(order):
-            counts[experts[slot]] += 1
-            row[slot] = index
-        both = torch.tensor([order, row], dtype=torch.int64, device=indices_NK.device)
-        return both[0], both[1].view(indices_NK.shape), counts
-    sorted_R, order_R = experts_R.sort(stable=True)
-    raise_outside_experts(int(sorted_R[0]), int(sorted_R[-1]), num_experts)
-    row_NK = _inverse(order_R).view(indices_NK.shape)
-    return order_R, row_NK, torch.bincount(sorted_R, minlength=num_experts).tolist()
+    sorted_R, order_R = call.expert_indices_NK.reshape(-1).sort(stable=True)
+    if len(sorted_R):
+        raise_outside_experts(int(sorted_R[0]), int(sorted_R[-1]), call.num_experts)
+    row_NK = _inverse(order_R).view(call.expert_indices_NK.shape)
+    return order_R, row_NK, torch.bincount(sorted_R, minlength=call.num_experts).tolist()
 
 
 def _inverse(order_R: Tensor) -> Tensor:
@@ -202,12 +177,8 @@ def _inverse(order_R: Tensor) -> Tensor:
     return torch.empty_like(order_R).scatter_(0, order_R, torch.arange(len(order_R), device=order_R.device))
 
 
-def _groups(call: ExpertCall, counts: Sequence[int]) -> Iterator[Group]:
+def _groups(counts: Sequence[int]) -> Iterator[Group]:
     """The experts that have rows, in groups that close as soon as they hold `GROUP_ROWS` rows."""
-    if call.num_experts <= call.num_slots <= SMALL_ROWS and _suits_grouped_mm(call):
-        stops_E = torch.tensor(list(accumulate(counts)), dtype=torch.int32)
-        yield Group(0, call.num_slots, [], [], stops_E)
-        return
     experts: list[int] = []
     sizes: list[int] = []
     start = stop = 0
@@ -223,15 +194,6 @@ def _groups(call: ExpertCall, counts: Sequence[int]) -> Iterator[Group]:
         yield Group(start, stop, experts, sizes)
 
 
-def _suits_grouped_mm(call: ExpertCall) -> bool:
-    """Whether `grouped_mm` takes every product of the call: float32 on a CPU, all rows a multiple of 16 bytes."""
-    return (
-        all(each.dtype == torch.float32 and each.device.type == "cpu" for each in (call.x_ND, *call.weights))
-        and all(matrix.is_contiguous() and matrix.data_ptr() % 16 == 0 for matrix in call.weights)
-        and call.width % 4 == call.expert_width % 4 == 0
-    )
-
-
 def _idle(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Runs of consecutive experts without rows."""
     start = 0
@@ -242,23 +204,17 @@ def _idle(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
             start = expert + 1
 
 
-def _multiply(left: Tensor, matrices: Tensor, group: Group, out: Tensor | None = None) -> Tensor:
-    """left @ matrices[expert] on each segment of a group, written to `out` where there is one."""
-    if group.stops_E is not None:
-        return grouped_mm(left, matrices, offs=group.stops_E)
-    out = left.new_empty(len(left), matrices.shape[2]) if out is None else out
+def _multiply(left: Tensor, matrices: Tensor, out: Tensor, group: Group) -> None:
+    """out = left @ matrices[expert] on each segment of a group."""
     convert = matrices.dtype != left.dtype
     left_parts, out_parts = left.split_with_sizes(group.sizes), out.split_with_sizes(group.sizes)
     for expert, left_part, out_part in zip(group.experts, left_parts, out_parts, strict=True):
         matrix = matrices.select(0, expert)
         torch.mm(left_part, matrix.to(left.dtype) if convert else matrix, out=out_part)
-    return out
 
 
-def _weight_gradient(left: Tensor, right: Tensor, group: Group, out: Tensor | None) -> Tensor:
-    """left.T @ right on each segment of a group: the gradient of its experts, written to `out` where there is one."""
-    if out is None:
-        return grouped_mm(left.t(), right, offs=group.stops_E)
+def _weight_gradient(left: Tensor, right: Tensor, out: Tensor, group: Group) -> None:
+    """out[expert] = left.T @ right on each segment of a group."""
     left_parts, right_parts = left.split_with_sizes(group.sizes), right.split_with_sizes(group.sizes)
     for expert, left_part, right_part in zip(group.experts, left_parts, right_parts, strict=True):
         target = out.select(0, expert)
@@ -266,7 +222,6 @@ def _weight_gradient(left: Tensor, right: Tensor, group: Group, out: Tensor | No
             torch.mm(left_part.t(), right_part, out=target)
         else:  # weights stored in another type than that of the arithmetic
             target.copy_(torch.mm(left_part.t(), right_part))
-    return out
 
 
 def _activation_tangent(pre_RG: Tensor, t_pre_RG: Tensor, *, gated: bool) -> Tensor:

@@ -9,8 +9,8 @@ import triton.language as tl
 from model.experts import kernels as experts_kernels
 from model.experts import triton_backend as experts_triton
 from model.experts.autograd import run
-from model.experts.call import ExpertCall, ExpertWeights
-from model.experts.expert_layer import experts, experts_traced, sum_slots
+from model.experts.call import ExpertCall, ExpertWeights, sum_slots
+from model.experts.expert_layer import experts, experts_traced
 from model.experts.tiles import FULL_PRECISION, HALF_PRECISION, Tile, Tiles
 from smelt_interp.errors import UserError
 from tests.support.experts_oracle import (

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from model.experts.call import ExpertCall, ExpertWeights
-from model.experts.expert_layer import experts, experts_traced, sum_slots
+from model.experts.call import ExpertCall, ExpertWeights, sum_slots
+from model.experts.expert_layer import experts, experts_traced
 from model.routing import gather_weights, route
 from tests.support.experts_oracle import (
     assert_close,
@@ -15,7 +15,7 @@ from tests.support.experts_oracle import (
     with_gradients,
 )
 
-BACKENDS = ("reference", "torch")
+BACKENDS = ("reference", "torch", "auto")
 BOUND = 1e-6
 """float32 against float64, relative to each tensor's own norm."""
 
@@ -43,10 +43,22 @@ def test_any_number_of_choices(top_k):
 def test_every_count_of_tokens_up_to_128():
     for tokens in range(1, 129):
         x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=tokens, num_experts=7, top_k=3)
-        ours, loop = (
-            experts(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend=backend)) for backend in BACKENDS
-        )
-        assert relative_error(ours, loop) <= BOUND, tokens
+        loop, *others = (experts(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend=b)) for b in BACKENDS)
+        assert all(relative_error(other, loop) <= BOUND for other in others), tokens
+
+
+@pytest.mark.parametrize("width", [4, 20, 64, 192])
+def test_slots_are_added_in_the_order_of_the_choices(width):
+    """In numbers of very unequal size any other order shows."""
+    generator = torch.Generator().manual_seed(0)
+    for top_k in range(1, 20):
+        x_ND, indices_NK, _, weights = layer_inputs(tokens=7, width=width, num_experts=20, expert_width=8, top_k=top_k)
+        weights_NK = 10 ** (6 * torch.rand(7, top_k, generator=generator) - 3)
+        call = ExpertCall(x_ND, indices_NK, weights_NK, weights)
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad):
+                for part in (call, ExpertCall(x_ND[:1], indices_NK[:1], weights_NK[:1], weights)):
+                    assert torch.equal(sum_slots(experts_traced(part).slot_NKD), experts(part)), top_k
 
 
 def test_winners_above_id_255_are_used():

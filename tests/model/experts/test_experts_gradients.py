@@ -22,7 +22,7 @@ from tests.support.experts_oracle import (
     with_gradients,
 )
 
-BACKENDS = ("reference", "torch")
+BACKENDS = ("reference", "torch", "auto")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -169,16 +169,17 @@ def test_gradients_of_any_layout_are_taken(summand):
 @pytest.mark.parametrize("tokens", [0, 1, 33])
 @pytest.mark.parametrize("traced", [False, True])
 def test_a_compiler_takes_the_layer_as_one_graph(tokens, traced):
-    """`aot_eager` traces forward and backward as every compiler does, and runs the graph as it is."""
+    """`aot_eager` traces forward and backward as every compiler does, and runs the graph as it is. Compiled, `auto` is
+    torch whatever the size."""
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=tokens)
 
-    def layer(x, w, w_in, w_out):
+    def layer(x, w, w_in, w_out, backend="torch"):
         if traced:
-            return experts_traced(ExpertCall(x, indices_NK, w, ExpertWeights(w_in, w_out))).out_ND
-        return experts(ExpertCall(x, indices_NK, w, ExpertWeights(w_in, w_out)))
+            return experts_traced(ExpertCall(x, indices_NK, w, ExpertWeights(w_in, w_out), backend=backend)).out_ND
+        return experts(ExpertCall(x, indices_NK, w, ExpertWeights(w_in, w_out), backend=backend))
 
     torch.compiler.reset()
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(lambda *given: layer(*given, backend="auto"), fullgraph=True, backend="aot_eager")
     eager = with_gradients(lambda x, w, m: layer(x, w, *m), x_ND, weights_NK, weights)
     assert_equal_bits(with_gradients(lambda x, w, m: compiled(x, w, *m), x_ND, weights_NK, weights), eager)
     with torch.no_grad():
@@ -217,7 +218,8 @@ def test_a_compiled_layer_takes_other_numbers_of_tokens(dynamic):
         indices = indices_NK[:tokens]
         given = (x_ND[:tokens], weights_NK[:tokens], weights)
         ours = with_gradients(lambda x, w, m, i=indices: compiled(x, i, w, *m), *given)
-        assert_equal_bits(ours, with_gradients(lambda x, w, m, i=indices: experts(ExpertCall(x, i, w, m)), *given))
+        eager = lambda x, w, m, i=indices: experts(ExpertCall(x, i, w, m, backend="torch"))
+        assert_equal_bits(ours, with_gradients(eager, *given))
 
 
 class _Layer(nn.Module):

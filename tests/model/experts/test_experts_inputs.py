@@ -3,14 +3,15 @@
 import random
 import sys
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 
 import model.experts
 from model.experts.autograd import run
-from model.experts.call import ExpertCall, ExpertWeights
-from model.experts.expert_layer import experts, experts_traced, sum_slots
+from model.experts.call import ExpertCall, ExpertWeights, sum_slots
+from model.experts.expert_layer import experts, experts_traced
 from smelt_interp.errors import UserError
 from tests.support.experts_oracle import (
     assert_close,
@@ -22,7 +23,7 @@ from tests.support.experts_oracle import (
     with_gradients,
 )
 
-BACKENDS = ("reference", "torch")
+BACKENDS = ("reference", "torch", "auto")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,7 +52,7 @@ def test_an_expert_that_does_not_exist_is_named(backend, expert):
         ({"expert_weights": torch.zeros(6, 3)}, r"shape of the indices \(6, 2\); got \(6, 3\)"),
         ({"w_in": torch.zeros(5, 40)}, r"three axes, experts first; got \(5, 40\)"),
         ({"w_in": torch.zeros(5, 20, 24)}, r"w_in must be \(5, 40, 24\) beside w_out .*got \(5, 20, 24\)"),
-        ({"backend": "cuda"}, "backend must be one of auto, reference, torch, triton; got 'cuda'"),
+        ({"backend": "cuda"}, "backend must be one of auto, reference, small, torch, triton; got 'cuda'"),
         (
             {"x": torch.zeros(6, 24).long()},
             "x must hold float16, bfloat16, float32 or float64 numbers; got torch.int64",
@@ -96,16 +97,42 @@ def test_half_precision_is_the_arithmetic_of_other_devices_but_never_of_the_refe
     )
     indices_NK = torch.zeros(2, 1, dtype=torch.int64, device="meta")
     for backend, wanted in (("torch", torch.bfloat16), ("triton", torch.bfloat16), ("reference", torch.float32)):
-        call = ExpertCall(x_ND, indices_NK, x_ND[:, :1], ExpertWeights(w_in, w_out), backend=backend).prepared()
+        call = ExpertCall(x_ND, indices_NK, x_ND[:, :1], ExpertWeights(w_in, w_out)).prepared(backend)
         assert (call.x_ND.dtype, call.expert_weights_NK.dtype) == (wanted, torch.float32)
 
 
-def test_on_the_cpu_auto_is_torch():
-    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=6)
+@pytest.mark.parametrize(("tokens", "backend"), [(0, "torch"), (1, "small"), (300, "small"), (1025, "torch")])
+def test_on_the_cpu_auto_is_small_or_torch(tokens, backend):
+    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=tokens)
     auto, chosen = (
-        experts(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend=name)) for name in ("auto", "torch")
+        experts(ExpertCall(x_ND, indices_NK, weights_NK, weights, backend=name)) for name in ("auto", backend)
     )
     assert torch.equal(auto, chosen)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"tokens": 0}, {"tokens": 1025}, {"width": 18}, {"expert_width": 6},
+     {"dtype": torch.float64}],
+)  # fmt: skip
+def test_what_is_not_small_is_refused_and_left_to_torch(change):
+    x_ND, indices_NK, weights_NK, weights = layer_inputs(**({"tokens": 6} | change))
+    call = ExpertCall(x_ND, indices_NK, weights_NK, weights)
+    with pytest.raises(UserError, match=r"the small backend must have 1 to 2048 slots in float32 .*; use torch"):
+        experts(replace(call, backend="small"))
+    assert torch.equal(experts(call), experts(replace(call, backend="torch")))
+
+
+def test_transforms_of_a_small_call_are_left_to_torch():
+    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=6)
+    slopes = [
+        torch.func.jvp(
+            lambda x, b=b: experts(ExpertCall(x, indices_NK, weights_NK, weights, backend=b)), (x_ND,), (x_ND,)
+        )
+        for b in ("auto", "torch")
+    ]
+    for value, other in zip(*slopes, strict=True):
+        assert torch.equal(value, other)
 
 
 def _layouts(x_ND):
