@@ -33,7 +33,7 @@ from cache.batch import Batch
 from probes.running import command
 from probes.running.probe import Result, answer
 from probes.statistics.arrays import Floats, Mask, is_token, like, query_heads, ratio, recorded_steps, site
-from probes.statistics.grid import HEADS, STEPS, Grid, Place
+from probes.statistics.grid import HEADS, STEPS, At, Grid, Place
 from probes.statistics.quantities import Quantity, no_note
 from probes.statistics.sums import Reduced, Sums, Totals
 from smelt_interp.architecture import Architecture, Loop
@@ -109,17 +109,26 @@ def result(sums: Sums[Grid, Options]) -> Result:
 
 
 class Keys(NamedTuple):
-    """Which queries are averaged, and what the keys are that each can see."""
+    """Which queries are averaged, and what the keys are that each can see: 1 where it holds, 0 elsewhere."""
 
-    averaged_BT: Mask
-    token_BT: Mask
-    seen_BTS: Mask
+    averaged_BT: Floats
+    token_BT: Floats
+    seen_BTS: Floats
     """Keys of the query's own segment; up to itself where attention is causal."""
-    content_BS: Mask
-    apart_BT: Mask
+    content_BS: Floats
+    apart_BT: Floats
     """Whether a query is not its segment's start, whose mass on itself is start mass."""
     start_BT: NDArray[np.integer]
     """s(t)."""
+    packed: bool
+    """Whether any segment starts after the first position."""
+    causal: bool
+
+    def moved(self, x: Floats) -> "Keys":
+        """The same where `x` is, and of its type."""
+        masks = (self.averaged_BT, self.token_BT, self.seen_BTS, self.content_BS, self.apart_BT)
+        start_BT = array_namespace(x).asarray(self.start_BT, device=device(x))
+        return Keys(*(like(mask, x) for mask in masks), start_BT, self.packed, self.causal)
 
 
 def keys(samples: Samples, options: Options, causal: bool) -> Keys:
@@ -136,7 +145,8 @@ def keys(samples: Samples, options: Options, causal: bool) -> Keys:
         seen_BTS = start_BT[:, :, None] == start_BT[:, None, :]
     seen_BTS &= token_BT[:, :, None] & token_BT[:, None, :]
     content_BS = is_content(samples, options) & token_BT
-    return Keys(averaged_BT, token_BT, seen_BTS, content_BS, position_T != start_BT, start_BT)
+    masks = (averaged_BT, token_BT, seen_BTS, content_BS, position_T != start_BT)
+    return Keys(*(mask.astype(np.float64) for mask in masks), start_BT, bool(start_BT.any()), causal)
 
 
 def is_content(samples: Samples, options: Options) -> Mask:
@@ -166,53 +176,77 @@ def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> Grid:
 # Arithmetic
 
 
-class Rows(NamedTuple):
-    """What the attention rows of one step give."""
+class Step(NamedTuple):
+    """What the attention of one step gives; M is QUANTITIES, then what uniform attention gives the last of them."""
 
-    parts_BPQT: Floats
-    """Mass of each of PARTS."""
-    null_BQT: Floats
-    entropy_BQT: Floats
-    weighted_BQT: Floats
-    """Share of the start in A[t, j] norm(v[j]); 0 where all of it is 0."""
+    mass_BQM: Floats
+    """Sums over the averaged queries."""
     key_BQS: Floats
     """Mass that each key takes from the averaged queries together."""
+    null_Q: Floats
+    """How far the row that misses 1 most misses it."""
 
 
-def attention_rows(pattern_BQTS: Floats, norm_BQS: Floats, found: Keys) -> Rows:
-    """Everything that is read off the rows of a pattern, in few passes over it: it is the largest array of a batch."""
+def attention_step(pattern_BQTS: Floats, norm_BQS: Floats, found: Keys) -> Step:
+    """Everything that is read off a pattern, in few passes over it: it is the largest array of a batch.
+
+    Parts of keys are sums over columns that were added over queries first; only row sums are taken query by query.
+    """
     xp = array_namespace(pattern_BQTS)
-    averaged_BT, seen_BTS, content_BS, apart_BT = (
-        like(mask, pattern_BQTS) for mask in (found.averaged_BT, found.seen_BTS, found.content_BS, found.apart_BT)
-    )
-    start_BT = xp.asarray(found.start_BT, device=device(pattern_BQTS))
-    pattern_BQTS = pattern_BQTS * seen_BTS[:, None]
-    # One product sums each row over the keys of content, over the others, and over all by the norms of their values.
-    content_BQS = xp.broadcast_to(content_BS[:, None], norm_BQS.shape)
-    row_BQTK = pattern_BQTS @ xp.stack([content_BQS, 1 - content_BQS, norm_BQS], axis=-1)
-    # What start and self took first is taken out of content and other, whichever of them those keys belong to.
-    start_BQT = at_start(pattern_BQTS, start_BT)
-    self_BQT = xp.linalg.diagonal(pattern_BQTS) * apart_BT[:, None]
-    start_is_content_BQT = at_start(content_BQS[:, :, None], start_BT)
-    content_BQT = row_BQTK[..., 0] - start_is_content_BQT * start_BQT - content_BQS * self_BQT
-    other_BQT = row_BQTK[..., 1] - (1 - start_is_content_BQT) * start_BQT - (1 - content_BQS) * self_BQT
-    averaged_BQ1T = xp.broadcast_to(averaged_BT[:, None, None], (*norm_BQS.shape[:2], 1, averaged_BT.shape[1]))
-    return Rows(
-        parts_BPQT=xp.stack([start_BQT, self_BQT, content_BQT, other_BQT], axis=1),
-        null_BQT=1 - (start_BQT + self_BQT + content_BQT + other_BQT),
-        entropy_BQT=entropy(pattern_BQTS),
-        weighted_BQT=share(start_BQT * at_start(norm_BQS[:, :, None], start_BT), row_BQTK[..., 2]),
-        key_BQS=(averaged_BQ1T @ pattern_BQTS)[..., 0, :],
-    )
+    pattern_BQTS = pattern_BQTS * found.seen_BTS[:, None]
+    row_BQT = xp.sum(pattern_BQTS, axis=-1)
+    averaged_BQ1T = xp.broadcast_to(found.averaged_BT[:, None, None], (*row_BQT.shape[:2], 1, row_BQT.shape[2]))
+    key_BQS = (averaged_BQ1T @ pattern_BQTS)[..., 0, :]
+    start_BQT, self_BQT = at_start(pattern_BQTS, found), xp.linalg.diagonal(pattern_BQTS) * found.apart_BT[:, None]
+
+    def summed(x_BQT: Floats) -> Floats:
+        # In double precision: sums of hundreds of queries are compared to 1e-6.
+        return xp.sum(xp.astype(x_BQT * found.averaged_BT[:, None], xp.float64), axis=-1)
+
+    def of_keys(chosen_BS: Floats) -> Floats:
+        # What start and self took first is taken out, whichever part those keys belong to.
+        chosen_BQ1S = chosen_BS[:, None, None]
+        taken_BQT = at_start(chosen_BQ1S, found) * start_BQT + chosen_BS[:, None] * self_BQT
+        return xp.sum(xp.astype(key_BQS * chosen_BS[:, None], xp.float64), axis=-1) - summed(taken_BQT)
+
+    start_norm_BQT = at_start(norm_BQS[:, :, None], found)
+    weighted_BQT = (norm_BQS[:, :, None] @ pattern_BQTS.mT)[:, :, 0]
+    masses_BQ = [
+        summed(start_BQT),
+        summed(self_BQT),
+        of_keys(found.content_BS),
+        of_keys(1 - found.content_BS),
+        summed(1 - row_BQT),
+        summed(entropy(pattern_BQTS)),
+        summed(share(start_BQT * start_norm_BQT, weighted_BQT)),
+        summed(share(start_norm_BQT, seen_total(norm_BQS, found))),
+    ]
+    missing_BQT = xp.abs(1 - row_BQT) * found.token_BT[:, None]
+    null_Q = xp.max(xp.max(missing_BQT, axis=-1), axis=0)
+    return Step(xp.stack(masses_BQ, axis=-1), key_BQS, null_Q)
 
 
-def at_start(x_BQTS: Floats, start_BT: NDArray[np.integer]) -> Floats:
-    """The entry of each query's segment start; an axis T of length one stands for every query. -> (B, Q, T)"""
+def at_start(x_BQTS: Floats, found: Keys) -> Floats:
+    """The entry of each query's segment start; an axis Q or T of length one stands for all. -> (B, Q, T)"""
+    if not found.packed:
+        return x_BQTS[..., 0]
     xp = array_namespace(x_BQTS)
-    rows_BQTS = xp.broadcast_to(x_BQTS, (*x_BQTS.shape[:2], start_BT.shape[1], x_BQTS.shape[3]))
-    index_BQT1 = xp.broadcast_to(start_BT[:, None, :, None], (*rows_BQTS.shape[:3], 1))
-    found: Floats = xp.take_along_axis(rows_BQTS, index_BQT1, axis=-1)[..., 0]
-    return found
+    rows_BQTS = xp.broadcast_to(x_BQTS, (*x_BQTS.shape[:2], found.start_BT.shape[1], x_BQTS.shape[3]))
+    index_BQT1 = xp.broadcast_to(found.start_BT[:, None, :, None], (*rows_BQTS.shape[:3], 1))
+    entries: Floats = xp.take_along_axis(rows_BQTS, index_BQT1, axis=-1)[..., 0]
+    return entries
+
+
+def seen_total(x_BQS: Floats, found: Keys) -> Floats:
+    """Numbers of keys, summed over those that each query can see. -> (B, Q, T)"""
+    xp = array_namespace(x_BQS)
+    if not found.causal:
+        total_BQT: Floats = x_BQS @ found.seen_BTS.mT
+        return total_BQT
+    running_BQT: Floats = xp.cumulative_sum(x_BQS, axis=-1)
+    if not found.packed:
+        return running_BQT
+    return running_BQT - at_start((running_BQT - x_BQS)[:, :, None], found)
 
 
 def share(part: Floats, whole: Floats) -> Floats:
@@ -225,36 +259,28 @@ def share(part: Floats, whole: Floats) -> Floats:
 def entropy(pattern_BQTS: Floats) -> Floats:
     """Entropy of each query's attention, in nats. -> (B, Q, T)"""
     xp = array_namespace(pattern_BQTS)
-    tiny = xp.asarray(np.finfo(np.float32).tiny, dtype=pattern_BQTS.dtype, device=device(pattern_BQTS))
+    # Masses below it count for nothing, and the logarithm of a denormal number takes ten times as long.
+    tiny = xp.asarray(1e-30, dtype=pattern_BQTS.dtype, device=device(pattern_BQTS))
     total: Floats = -xp.sum(xp.log(xp.maximum(pattern_BQTS, tiny)) * pattern_BQTS, axis=-1)
     return total
 
 
-def uniform_weighted(norm_BQS: Floats, found: Keys) -> Floats:
-    """What uniform attention would give the value-weighted start mass. -> (B, Q, T)"""
-    xp = array_namespace(norm_BQS)
-    start_BT = xp.asarray(found.start_BT, device=device(norm_BQS))
-    total_BTQ = like(found.seen_BTS, norm_BQS) @ rearrange(norm_BQS, "b q s -> b s q")
-    return share(at_start(norm_BQS[:, :, None], start_BT), rearrange(total_BTQ, "b t q -> b q t"))
-
-
 def uniform_masses(found: Keys) -> NDArray[np.float64]:
-    """What uniform attention gives each of PARTS, then its entropy. -> (B, T, 5)"""
+    """What uniform attention gives each of PARTS, then its entropy, by query. -> (B, T, 5)"""
     seen_BT = np.maximum(found.seen_BTS.sum(-1), 1)
-    content_BS = found.content_BS.astype(np.float64)
-    content_BT = (found.seen_BTS @ content_BS[..., None])[..., 0]
-    content_BT -= np.take_along_axis(content_BS, found.start_BT, 1) + content_BS * found.apart_BT
+    content_BT = (found.seen_BTS @ found.content_BS[..., None])[..., 0]
+    content_BT -= np.take_along_axis(found.content_BS, found.start_BT, 1) + found.content_BS * found.apart_BT
     other_BT = seen_BT - 1 - found.apart_BT - content_BT
     shares = [keys_BT / seen_BT for keys_BT in (np.ones(seen_BT.shape), found.apart_BT, content_BT, other_BT)]
     return np.stack([*shares, np.log(seen_BT)], -1)
 
 
-def by_position(key_BQS: Floats, start_BT: NDArray[np.integer]) -> Floats:
+def by_position(key_BQS: Floats, found: Keys) -> Floats:
     """Numbers of keys by their position in their segment, whichever segment that is. -> (B, Q, positions)"""
-    if not start_BT.any():
+    if not found.packed:
         return key_BQS
-    position_S = np.arange(start_BT.shape[1])
-    moves_BSP = (position_S - start_BT)[..., None] == position_S
+    position_S = np.arange(found.start_BT.shape[1])
+    moves_BSP = (position_S - found.start_BT)[..., None] == position_S
     moved: Floats = key_BQS @ like(moves_BSP, key_BQS)
     return moved
 
@@ -264,19 +290,26 @@ def by_position(key_BQS: Floats, start_BT: NDArray[np.integer]) -> Floats:
 
 def reduce(batch: Batch, grid: Grid, options: Options) -> Reduced:
     """Sums over the averaged queries of each sample."""
-    samples = batch.samples
-    found = keys(samples, options, batch.architecture.causal)
-    steps = [_step_sums(batch, step, grid, options, found) for step in grid.steps if isinstance(step, int)]
-    xp = array_namespace(steps[0]["mass"])
-    mass_BLQM, sink_BLQ, key_BLQP = (
-        xp.stack([each[name] for each in steps], axis=1) for name in ("mass", "sink", "key")
-    )
+    samples, found = batch.samples, keys(batch.samples, options, batch.architecture.causal)
+    moved: Keys | None = None
+    masses, sinks, by_key, nulls = [], [], [], []
+    for step in grid.steps:
+        pattern_BQTS, norm_BQS = _heads_of(batch, step, grid)
+        xp = array_namespace(pattern_BQTS)
+        moved = moved or found.moved(pattern_BQTS)
+        given = attention_step(pattern_BQTS, norm_BQS, moved)
+        masses.append(given.mass_BQM)
+        by_key.append(by_position(given.key_BQS, found))
+        nulls.append(given.null_Q)
+        early_BQ = xp.mean(pattern_BQTS[:, :, : options.sink_tokens, 0], axis=-1)
+        sinks.append(xp.astype(early_BQ > options.sink_threshold, pattern_BQTS.dtype))
+    mass_BLQM, sink_BLQ, key_BLQP = (xp.stack(each, axis=1) for each in (masses, sinks, by_key))
     groups = [xp.mean(xp.mean(key_BLQP[:, inside], axis=2), axis=1) for _, _, inside in grid.groups()]
     start_BT, first = found.start_BT, options.sink_tokens
     long_B = (samples.length_N >= first) & (start_BT[:, :first] == 0).all(-1)
+    token_BT, role_PR = is_token(samples), np.zeros((start_BT.shape[1], len(Role)))
     position_BT = np.arange(start_BT.shape[1]) - start_BT
-    role_PR = np.zeros((start_BT.shape[1], len(Role)))
-    np.add.at(role_PR, (position_BT[found.token_BT], samples.role_NT[found.token_BT]), 1)
+    np.add.at(role_PR, (position_BT[token_BT], samples.role_NT[token_BT]), 1)
     return Reduced(
         by_sample={
             "mass": mass_BLQM,
@@ -287,34 +320,18 @@ def reduce(batch: Batch, grid: Grid, options: Options) -> Reduced:
             **({"key": xp.stack(groups, axis=1)} if groups else {}),
         },
         whole={"head_key": xp.sum(key_BLQP, axis=0), "role": role_PR, "content": found.content_BS.sum()[None]},
-        largest={"null": xp.stack([each["null"] for each in steps], axis=0)},
+        largest={"null": xp.stack(nulls, axis=0)},
         defined={"queries": found.averaged_BT.any(-1), "long": long_B},
     )
 
 
-def _step_sums(batch: Batch, step: int, grid: Grid, options: Options, found: Keys) -> dict[str, Floats]:
-    """Of one step: masses (B, Q, M), whether a head is a sink (B, Q), mass by position (B, Q, P), worst null (Q,).
-
-    M: QUANTITIES, then what uniform attention gives the last of them, which depends on the values.
-    """
+def _heads_of(batch: Batch, step: At, grid: Grid) -> tuple[Floats, Floats]:
+    """The pattern (B, Q, T, S) of the measured heads, and the norms of the values that they read (B, Q, S)."""
+    assert isinstance(step, int)  # `lay_out` measures single steps
     pattern_BQTS = query_heads(site(batch, step, PATTERN), 1, batch.heads[PATTERN], grid.heads, batch.architecture)
-    xp = array_namespace(pattern_BQTS)
-    norm_BSG = xp.linalg.vector_norm(site(batch, step, VALUE), axis=-1)
+    norm_BSG = array_namespace(pattern_BQTS).linalg.vector_norm(site(batch, step, VALUE), axis=-1)
     norm_BSQ = query_heads(norm_BSG, 2, batch.heads[VALUE], grid.heads, batch.architecture)
-    norm_BQS = rearrange(norm_BSQ, "b s q -> b q s")
-    rows = attention_rows(pattern_BQTS, norm_BQS, found)
-    others_BMQT = [rows.null_BQT, rows.entropy_BQT, rows.weighted_BQT, uniform_weighted(norm_BQS, found)]
-    each_BMQT = xp.concat([rows.parts_BPQT, xp.stack(others_BMQT, axis=1)], axis=1)
-    averaged_BT, token_BT = (like(mask, pattern_BQTS) for mask in (found.averaged_BT, found.token_BT))
-    # Queries are added up in double precision: sums of hundreds of them are compared to 1e-6.
-    summed_BMQ = xp.sum(xp.astype(each_BMQT * averaged_BT[:, None, None], xp.float64), axis=-1)
-    early_BQ = xp.mean(pattern_BQTS[:, :, : options.sink_tokens, 0], axis=-1)
-    return {
-        "mass": rearrange(summed_BMQ, "b m q -> b q m"),
-        "sink": xp.astype(early_BQ > options.sink_threshold, pattern_BQTS.dtype),
-        "key": by_position(rows.key_BQS, found.start_BT),
-        "null": xp.max(xp.max(xp.abs(rows.null_BQT * token_BT[:, None]), axis=-1), axis=0),
-    }
+    return pattern_BQTS, rearrange(norm_BSQ, "b s q -> b q s")
 
 
 # What the sums say

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cache.batch import Batch, take
 from probes import attention_sink
-from probes.attention_sink import PARTS, Options, attention_rows, keys, needs
+from probes.attention_sink import PARTS, Options, attention_step, keys, needs
 from smelt_interp.architecture import Architecture
 from smelt_interp.config import ModelConfig
 from smelt_interp.data.samples import Role, Samples
@@ -134,15 +134,13 @@ def test_the_partition_equals_a_loop_over_every_key(content: str) -> None:
 def test_every_key_that_a_query_sees_is_in_exactly_one_part(content: str, causal: bool) -> None:
     for samples in (dyck(), packed()):
         found = keys(samples, Options(content=content), causal)  # type: ignore[arg-type]  # a parameter of the test
-        seen_BTS = found.seen_BTS.astype(np.float64)
-        rows = attention_rows(seen_BTS[:, None], np.ones(seen_BTS[:, None, 0].shape), found)
-        for query, key in np.ndindex(seen_BTS.shape[1:]):
-            one_BQTS = np.zeros_like(seen_BTS)[:, None]
+        found = found._replace(averaged_BT=np.ones_like(found.averaged_BT))
+        for query, key in np.ndindex(found.seen_BTS.shape[1:]):
+            one_BQTS = np.zeros_like(found.seen_BTS)[:, None]
             one_BQTS[:, 0, query, key] = 1
-            parts_BP = attention_rows(one_BQTS, np.ones(one_BQTS[:, :, 0].shape), found).parts_BPQT[:, :, 0, query]
+            parts_BP = attention_step(one_BQTS, np.ones(one_BQTS[:, :, 0].shape), found).mass_BQM[:, 0, : len(PARTS)]
             assert np.array_equal(np.sort(parts_BP, 1)[:, :-1], np.zeros((len(samples), 3)))
-            assert np.array_equal(parts_BP.sum(1), seen_BTS[:, query, key])
-        assert np.allclose(rows.null_BQT, 1 - seen_BTS.sum(-1)[:, None])
+            assert np.array_equal(parts_BP.sum(1), found.seen_BTS[:, query, key])
 
 
 def test_mass_on_keys_that_a_query_cannot_see_is_missing_from_its_row() -> None:
