@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypedDict, Unpack, get_args
 
 from torch import Tensor
@@ -79,18 +80,7 @@ class Request:
 
     def names(self) -> tuple[str, ...]:
         """Every hook name that fires in this pass, in order of the steps."""
-        offered = {
-            "always": True,
-            "eager": self.attention == "eager",
-            "head_results": self.head_results,
-            "expert_results": self.expert_results,
-        }
-        suffixes = [suffix for suffix in self.architecture.sites if offered[SITES[suffix].computed]]
-        names = [name for name in self.top_level if name == "hook_embed" and self.from_tokens]
-        names += [hook_name(step, suffix) for step in range(self.first_step, self.stop_step) for suffix in suffixes]
-        if self.to_logits:
-            names += [name for name in self.top_level if name != "hook_embed"]
-        return tuple(names)
+        return _names(self)
 
     def check(self, asked: Iterable[str]) -> None:
         """Raise `UserError` for the first asked name that does not exist, that this network does not compute, or that
@@ -140,3 +130,20 @@ def hook_list(hooks: Iterable[Hook]) -> list[Hook]:
         if not (named and callable(hook[1])):
             raise UserError(f"a hook must be a pair of a name and a function; got {str(hook)[:80]!r}")
     return listed
+
+
+@lru_cache(maxsize=64)
+def _names(request: Request) -> tuple[str, ...]:
+    """`Request.names`, which a pass asks for once a hook."""
+    offered = {
+        "always": True,
+        "eager": request.attention == "eager",
+        "head_results": request.head_results,
+        "expert_results": request.expert_results,
+    }
+    suffixes = [suffix for suffix in request.architecture.sites if offered[SITES[suffix].computed]]
+    names = [name for name in request.top_level if name == "hook_embed" and request.from_tokens]
+    names += [hook_name(step, suffix) for step in range(request.first_step, request.stop_step) for suffix in suffixes]
+    if request.to_logits:
+        names += [name for name in request.top_level if name != "hook_embed"]
+    return tuple(names)
