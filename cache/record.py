@@ -31,7 +31,6 @@ from smelt_interp.architecture import Architecture
 from smelt_interp.arrays import Array
 from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.samples import Samples
-from smelt_interp.data.tokenizer import BYTES
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.plan import label
 from smelt_interp.sites import SITES, hook_name
@@ -265,7 +264,7 @@ def _facts(model: "LoopedModel", batch_size: int, num_tokens: int) -> dict[str, 
     device = model.device
     facts: dict[str, object] = {
         "weights": weights_digest(model),
-        "tokenizer": hashlib.sha256(BYTES.to_json().encode()).hexdigest(),
+        "tokenizer": hashlib.sha256(model.tokenizer.to_json().encode()).hexdigest(),
         "batch_shape": [batch_size, num_tokens],
         "device": device.type,
         "experts": {"backend": backend_for(device), "fp_fusion": FP_FUSION},
@@ -347,8 +346,8 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
             f"{list(options.visits)}, counted from 1: layers outside the loop have visit 1 alone"
         )
     if options.untrained:
-        model = LoopedMoE(model.config, seed=options.untrained_seed)
-    samples = load_samples(options.data, architecture.context, BYTES)
+        model = LoopedMoE(model.config, seed=options.untrained_seed, tokenizer=model.tokenizer)
+    samples = load_samples(options.data, architecture.context, model.tokenizer)
     source: dict[str, object] = {
         "checkpoint": options.ckpt.resolve().name,
         "data": asdict(options.data),

@@ -13,7 +13,6 @@ from smelt_interp.data.dyck import DyckOptions, dyck_samples
 from smelt_interp.data.dyck_scores import teacher_forced
 from smelt_interp.data.mixture import MixtureOptions, TrainingMixture
 from smelt_interp.data.samples import Samples
-from smelt_interp.data.tokenizer import BYTES
 
 SHOTS = (0, 1, 2, 4, 8)
 FRESH_SEED = 1_000_003
@@ -60,7 +59,7 @@ def held_out_loss(network: LoopedMoE, mixture: MixtureOptions) -> dict[str, floa
 def dyck_exact_match(network: LoopedMoE, shots: int, mixture: MixtureOptions, episodes: int) -> float:
     """Share of fresh compact `episode` prompts answered exactly under greedy decoding."""
     options = DyckOptions(shots=(shots,), max_total=mixture.max_total)
-    samples = dyck_samples(options, episodes, seed=FRESH_SEED, length=mixture.context, tokenizer=BYTES)
+    samples = dyck_samples(options, episodes, seed=FRESH_SEED, length=mixture.context, tokenizer=network.tokenizer)
     argmax_NT = _logits(network, samples.ids_NT).argmax(-1).numpy()
     return float(teacher_forced(samples, argmax_NT, newline=True).mean())
 

@@ -17,7 +17,7 @@ from probes.statistics.grid import Cell
 from smelt_interp.architecture import Architecture
 from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.samples import Samples
-from smelt_interp.data.tokenizer import BYTES
+from smelt_interp.data.tokenizer import BYTES, Tokenizer
 from smelt_interp.errors import UserError
 from smelt_interp.validation import Threads, validated
 
@@ -67,6 +67,8 @@ class Subject:
     """What a capture holds, a set a domain; empty for a checkpoint."""
     untrained: bool = False
     """Random weights."""
+    tokenizer: Tokenizer = BYTES
+    """What reads the text of data options; of no use to a capture."""
 
 
 def is_capture(path: Path) -> bool:
@@ -109,7 +111,7 @@ def sample_sets(measured: Subject, data: DataOptions) -> tuple[SampleSet, ...]:
         return measured.recorded
     each = [replace(data, data=(name,)) for name in data.data]
     context = measured.architecture.context
-    return tuple(SampleSet(name=one.data[0], samples=load_samples(one, context, BYTES)) for one in each)
+    return tuple(SampleSet(name=one.data[0], samples=load_samples(one, context, measured.tokenizer)) for one in each)
 
 
 def _checkpoint(path: Path, source: Source) -> Subject:
@@ -125,7 +127,8 @@ def _untrained(ckpt: Path, seed: int, source: Source) -> Subject:
     """The network of a checkpoint's config with random weights."""
     from model.network import LoopedMoE
 
-    network = LoopedMoE(LoopedMoE.from_pretrained(ckpt).config, seed=seed).eval()
+    trained = LoopedMoE.from_pretrained(ckpt)
+    network = LoopedMoE(trained.config, seed=seed, tokenizer=trained.tokenizer).eval()
     return _running(UNTRAINED, network, {UNTRAINED: True, "seed": seed}, source)
 
 
@@ -144,6 +147,7 @@ def _running(name: str, network: "LoopedMoE", described: dict[str, Cell], source
         described={**described, "weights": weights_digest(network)},
         batches=batches,
         untrained=name == UNTRAINED,
+        tokenizer=network.tokenizer,
     )
 
 
