@@ -52,20 +52,20 @@ def _checked(hook: TorchHook, direction: str, seen: int, point: SitePoint, *valu
     """Call the hook and compare what it returns with what it saw at position `seen`."""
     changed = hook(point, *values)
     if changed is not None:
-        held, got = _first(values[seen]), _first(changed)
-        if isinstance(held, Tensor) and not (isinstance(got, Tensor) and _kind(got) == _kind(held)):
+        held = values[seen]
+        wanted = held if isinstance(held, tuple) else (held,)  # torch wraps gradients and inputs
+        given = changed if isinstance(changed, tuple) and isinstance(held, tuple) else (changed,)
+        if len(given) != len(wanted) or not all(map(_alike, given, wanted)):
             raise UserError(
-                f"a {direction}hook on {point.name!r} must return None or what its site holds, {_said(held)}; "
-                f"got {_said(got)}"
+                f"a {direction}hook on {point.name!r} must return None or what its site holds, {_said(wanted[0])}; "
+                f"got {_said(changed if len(given) != len(wanted) else given[0])}"
             )
     return changed
 
 
-def _first(value: object) -> object:
-    """torch wraps gradients and inputs in tuples."""
-    while isinstance(value, tuple) and value:
-        value = value[0]
-    return value
+def _alike(given: object, wanted: object) -> bool:
+    """Whether a hook's value can take the place of what it saw; what is no tensor (no gradient) may be anything."""
+    return not isinstance(wanted, Tensor) or (isinstance(given, Tensor) and _kind(given) == _kind(wanted))
 
 
 def _kind(x: Tensor) -> tuple[object, ...]:

@@ -1,0 +1,19 @@
+"""The list of campaigns."""
+
+import numpy as np
+
+from tests.campaigns import checkpoints, hooks, kills, options, tables
+from tests.campaigns.campaign import Campaign
+
+CAMPAIGNS: dict[str, Campaign] = {
+    "checkpoints": checkpoints.campaign,
+    "tables": tables.campaign,
+    "hooks": hooks.campaign,
+    "kills": kills.campaign,
+    "options": options.campaign,
+}
+
+
+def random_of(seed: int, case: int) -> np.random.Generator:
+    """What a case draws from; it does not depend on the cases before it."""
+    return np.random.default_rng((seed, case))
