@@ -51,6 +51,10 @@ class Inputs:
 
     def _check_masks(self, batch: int, length: int) -> None:
         start_BT, mask_BS = self.segment_start_BT, self.attention_mask_BT
+        for name, given in (("segment_start_BT", start_BT), ("attention_mask_BT", mask_BS)):
+            if given is not None and not (isinstance(given, Tensor) and given.device == self.values.device):
+                got = f"one on {given.device}" if isinstance(given, Tensor) else type(given).__name__
+                raise UserError(f"{name} must be a tensor where the inputs are, {self.values.device}; got {got}")
         if start_BT is not None and start_BT.shape != (batch, length):
             raise UserError(f"segment_start_BT must have the shape {(batch, length)}; got {tuple(start_BT.shape)}")
         if start_BT is not None and self.kv_cache is not None:

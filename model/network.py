@@ -25,6 +25,7 @@ from model.step import Block, LayerRef
 from model.tokenizers import read_tokenizer
 from smelt_interp.config import ModelConfig
 from smelt_interp.data.tokenizer import BYTES, Tokenizer
+from smelt_interp.errors import UserError
 
 
 class LoopedMoE(LoopedModel):
@@ -39,7 +40,10 @@ class LoopedMoE(LoopedModel):
     unembed: nn.Linear | TiedUnembedding
 
     def __init__(self, config: ModelConfig, *, seed: int = 0, tokenizer: Tokenizer = BYTES) -> None:
-        """Build with random weights from `seed`; on the meta device nothing is drawn."""
+        """Build with random weights from `seed`; on the meta device nothing is drawn. Raises `UserError` for a seed that
+        torch does not take."""
+        if not 0 <= seed < 2**63:
+            raise UserError(f"seed must be from 0 to 2^63 - 1; got {seed}")
         super().__init__(config.architecture(), tokenizer)
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.width)
@@ -85,6 +89,7 @@ class LoopedMoE(LoopedModel):
         routings: takes each step's routing, in order.
         Raises `UserError` for tokens outside the vocabulary, a row longer than the context, and masks of another shape.
         """
+        # What is asked for, and what every step reads: masks, positions, slots.
         request = self.request(
             attention=attention,
             head_results=head_results,
@@ -96,13 +101,13 @@ class LoopedMoE(LoopedModel):
             values=inputs, segment_start_BT=segment_start_BT, attention_mask_BT=attention_mask_BT, kv_cache=kv_cache
         )
         run = read.prepare(self.config, request, [] if routings is None else routings)
+        # The pass itself.
         with nullcontext() if kv_cache is None else kv_cache.whole_pass():
             resid_BTD = self.hook_embed(self.embed(inputs)) if request.from_tokens else inputs
             for block in self.blocks[request.first_step : request.stop_step]:
                 resid_BTD = block(resid_BTD, run)
             return self.unembed(self.ln_final(resid_BTD)) if request.to_logits else resid_BTD
 
-    @torch.compiler.disable(recursive=False)  # as `__call__` is
     def loss(
         self,
         tokens_BT: Tensor,

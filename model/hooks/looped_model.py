@@ -12,7 +12,6 @@ from typing import Literal, Protocol, Self, Unpack
 import torch
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch._dynamo.eval_frame import OptimizedModule
 from transformer_lens import HookedRootModule
 from transformer_lens.config import TransformerLensConfig
 
@@ -85,7 +84,6 @@ class LoopedModel(HookedRootModule):
 
     # Running
 
-    @torch.compiler.disable(recursive=False)  # what a compiled graph skips is found out here
     def __call__(self, inputs: Tensor, **options: Unpack[PassOptions]) -> Tensor:
         with self.lock:  # around the module's own hooks too
             self.check_hooks(self.request(**options))
@@ -121,7 +119,7 @@ class LoopedModel(HookedRootModule):
         """Modules of this network that were compiled in place, wrapped, or given a compiled `forward`."""
         for name, module in self.named_modules():
             forward = vars(module).get("forward")
-            compiled = module._compiled_call_impl is not None or isinstance(module, OptimizedModule)
+            compiled = module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
             if compiled or hasattr(forward, "_torchdynamo_orig_callable"):
                 yield f"module {name}" if name else "itself"
 
@@ -194,6 +192,7 @@ class LoopedModel(HookedRootModule):
             sites have no gradient.
         options: those of `forward`. Raises `UserError` for a name that does not exist or does not fire.
         """
+        # Everything that can be refused is, before anything runs.
         request = self.request(**options)
         names = request.select(names_filter)
         if remove_batch_dim and len(inputs) != 1:
@@ -209,6 +208,7 @@ class LoopedModel(HookedRootModule):
                 segment_start_BT=options.get("segment_start_BT"),
                 attention_mask_BT=options.get("attention_mask_BT"),
             )
+        # One pass, its edits before what is kept, the gradients while the hooks are there.
         cache: dict[str, Tensor] = {}
         fwd_caching, bwd_caching = caching_hooks(
             cache, names, incl_bwd=incl_bwd, device=device, remove_batch_dim=remove_batch_dim

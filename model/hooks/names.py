@@ -62,6 +62,9 @@ class Request:
         end before the start."""
         steps = architecture.steps
         start_at, stop_at = options.get("start_at"), options.get("stop_at")
+        for visit in (start_at, stop_at):
+            if visit is not None and not (isinstance(visit, tuple) and len(visit) == 2):
+                raise UserError(f"start_at and stop_at must each be a pair (layer, visit); got {visit!r}")
         first = 0 if start_at is None else step_index(steps, *start_at)
         stop = len(steps) if stop_at is None else step_index(steps, *stop_at)
         if first > stop:

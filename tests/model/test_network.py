@@ -247,6 +247,12 @@ def test_seeds_give_their_own_weights_and_the_meta_device_none():
         assert all(weight.is_meta for weight in LoopedMoE(TINY).parameters())
 
 
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_that_torch_does_not_take_is_refused(seed):
+    with pytest.raises(UserError, match=rf"seed must be from 0 to 2\^63 - 1; got {seed}"):
+        LoopedMoE(TINY, seed=seed)
+
+
 # Many devices
 
 
@@ -276,6 +282,17 @@ def test_checks_on_a_gpu_wait_for_nothing():
         (torch.tensor([[0, 259]]), {}, "token ids must be from 0 to 258; got 259"),
         (torch.tensor([[0, -1]]), {}, "token ids must be from 0 to 258; got -1"),
         (random_tokens(), {"attention": "flash"}, "attention must be 'eager' or 'fast'; got 'flash'"),
+        (random_tokens(), {"stop_at": 3}, r"start_at and stop_at must each be a pair \(layer, visit\); got 3"),
+        (
+            random_tokens(),
+            {"attention_mask_BT": [[1] * 12] * 3},
+            "attention_mask_BT must be a tensor where .*; got list",
+        ),
+        (
+            random_tokens(),
+            {"segment_start_BT": torch.zeros(3, 12, device="meta")},
+            "segment_start_BT must be a tensor where the inputs are, cpu; got one on meta",
+        ),
         (random_tokens(), {"stop_at": (1, 2)}, r"in the plan; got \(1, 2\); layer 1 has visits \[0, 1\]"),
         (random_tokens(), {"stop_at": (4, 0)}, r"in the plan; got \(4, 0\); layers are 0 to 3"),
         (random_tokens(), {"start_at": (1, 0)}, r"a residual stream must have shape \(B, T, 16\)"),

@@ -77,6 +77,7 @@ def test_a_compiled_wrapper_runs_as_the_network_and_refuses_hooks():
     wrapped = torch.compile(network, backend="eager")
     traced = torch.compile(lambda tokens_BT: network.loss(tokens_BT).next_token, backend="eager")
     message = rf"a compiled network must run without hooks; got one on '{NAME}'"
+    torch.testing.assert_close(wrapped(TOKENS_BT), plain)
     for _ in range(2):
         with network.hooks(fwd_hooks=[(NAME, silence)]):
             for compiled in (wrapped, traced):
