@@ -20,6 +20,7 @@ from app.views.serving import serving_page
 from app.widgets.capture_folder import choose_capture, name_a_capture
 from probes.running import catalog
 from smelt_interp.errors import UserError
+from smelt_interp.terminal.threads import limit_threads
 
 NARROW_MARGINS = "<style>[data-testid=stMainBlockContainer] {padding: 3rem 2.5rem 4rem}</style>"
 
@@ -37,6 +38,7 @@ def captures_folder(arguments: Sequence[str]) -> Path:
 
 def main() -> None:
     """Lay out the page that the address names."""
+    limit_threads(1)  # as in the commands
     st.set_page_config(page_title="smelt-interp", layout="wide", initial_sidebar_state=300)
     st.html(NARROW_MARGINS)
     try:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from app.widgets.capture_folder import RECORD, capture_names
 from app.widgets.options import option_help, option_words, parse_option, query_of
@@ -372,6 +373,13 @@ def test_results_that_are_broken_or_of_another_capture_are_named(
         f"a result must be the JSON that a probe wrote; got {results / 'a.json'}: measure it again",
         f"a result must be of this capture; got {results / 'b.json'} of another: measure it again",
     ]
+
+
+def test_the_dashboard_computes_on_one_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with threadpool_limits(limits=2):
+        assert {pool["num_threads"] for pool in threadpool_info()} == {2}
+        main_page(folder, monkeypatch)
+        assert {pool["num_threads"] for pool in threadpool_info()} == {1}
 
 
 def test_an_empty_folder_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
