@@ -162,6 +162,7 @@ def task_samples(options: TaskOptions, num: int, *, seed: int, length: int, toke
             if other.question != item.question:
                 shown.append((f"{other.question}=", Role.DEMONSTRATION_INPUT))
                 shown.append((f"{other.answer}\n", Role.DEMONSTRATION_ANSWER))
+        # A row a candidate, or one for the answer alone.
         document = document_id(options.task, f"{seed} {number} {item.question}")
         for candidate in asked:
             text, spans = joined([*shown, (f"{item.question}=", Role.QUERY), (f"{candidate}\n", Role.ANSWER)])

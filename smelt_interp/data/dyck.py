@@ -37,7 +37,7 @@ from pydantic import Field
 
 from smelt_interp.data.marked_text import MarkedText, Row, Tokens, joined, padded, roles_of, tokens_of, with_bos
 from smelt_interp.data.samples import Episode, Role, Samples, document_id
-from smelt_interp.data.tokenizer import Tokenizer
+from smelt_interp.data.tokenizer import ByteTokenizer, Tokenizer
 from smelt_interp.errors import UserError
 from smelt_interp.validation import different, validated
 
@@ -191,24 +191,28 @@ def dyck_samples(options: DyckOptions, num: int, *, seed: int, length: int, toke
     rows = []
     for shots in options.shots:
         for number in range(num):
-            source = episode(options, shots, number, seed)
-            tokens = with_bos(tokens_of(source, tokenizer), tokenizer)
-            if len(tokens.ids_T) > length:
-                raise _too_long(options, shots, length, len(tokens.ids_T))
-            rows.append(Row(tokens, source))
+            rows.append(_row(episode(options, shots, number, seed), options, length, tokenizer))
     return padded(rows, tokenizer)
 
 
-def _too_long(options: DyckOptions, shots: int, length: int, num_tokens: int) -> UserError:
+def _row(source: MarkedText, options: DyckOptions, length: int, tokenizer: Tokenizer) -> Row:
+    """An episode as a row. Raises UserError when it does not fit `length` tokens; where every byte is a token, also
+    when another episode of as many shots might not, so that the answer does not depend on what was drawn."""
+    tokens = with_bos(tokens_of(source, tokenizer), tokenizer)
+    most = most_shots(options, length)
+    never_too_long = source.episode.shots <= most or not isinstance(tokenizer, ByteTokenizer)
+    if len(tokens.ids_T) <= length and never_too_long:
+        return Row(tokens, source)
     way_out = "" if options.rendering == "compact" else ", or choose the compact rendering"
-    if (most := most_shots(options, length)) < 0:
-        return UserError(
-            f"Dyck rows of {length} tokens must hold a query of {options.max_total} brackets; got one of {num_tokens}: "
-            f"lower max_total, make the rows longer{way_out}"
+    if most < 0:
+        raise UserError(
+            f"Dyck rows of {length} tokens must hold a query of {options.max_total} brackets; got one of "
+            f"{len(tokens.ids_T)} tokens: lower max_total, make the rows longer{way_out}"
         )
-    return UserError(
-        f"Dyck shots must be at most {most}, which always fit rows of {length} tokens with up to {options.max_total} "
-        f"brackets a sequence; got {shots}, {num_tokens} tokens: lower max_total, make the rows longer{way_out}"
+    raise UserError(
+        f"Dyck shots must be at most {most}, the largest number that always fits rows of {length} tokens with up to "
+        f"{options.max_total} brackets a sequence; got {source.episode.shots}: lower max_total, make the rows "
+        f"longer{way_out}"
     )
 
 
@@ -238,11 +242,11 @@ def dyck_pairs(
     corrupted: list[Row] = []
     for shots in options.shots:
         found = 0
+        # Episodes by their numbers, until enough of them have a corrupted one; the bound ends a search in vain.
         for number in range(100 + 20 * num):
             sources = episode(options, shots, number, seed), _corrupted(options, shots, number, seed, swap)
-            left, right = (Row(with_bos(tokens_of(source, tokenizer), tokenizer), source) for source in sources)
-            if len(left.tokens.ids_T) > length:
-                raise _too_long(options, shots, length, len(left.tokens.ids_T))
+            left, right = (_row(source, options, length, tokenizer) for source in sources)
+            # Tokens may join otherwise around another bracket; patching needs the same places.
             aligned = np.array_equal(left.tokens.role_T, right.tokens.role_T)
             if aligned and _prompt(left.source) != _prompt(right.source):
                 clean.append(left)
@@ -312,6 +316,7 @@ def filled_rows(
                 num_tokens += len(tokenizer.encode(question + answer).ids_T)
             text, spans = joined(parts)
             encoding = tokenizer.encode(text)
+        # Cut at the end of the row; a shot is whole when its newline still stands in it.
         tokens = Tokens(encoding.ids_T[:width], roles_of(encoding, text, spans)[:width])
         whole = sum(span.stop <= encoding.stop_T[width - 1] for span in spans[1::2])
         source = MarkedText(

@@ -118,6 +118,7 @@ class ByteTokenizer:
     def to_json(self) -> str:
         """A byte-level file without merges. Special tokens are in its vocabulary alone, so no text gives one."""
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        # Decoding a special token gives nothing: its name is replaced while tokens are still apart.
         special = {"type": "Replace", "pattern": {"Regex": "^<(bos|eos|pad)>$"}, "content": ""}
         vocabulary = {character: byte for byte, character in enumerate(visible_bytes())}
         return json.dumps(

@@ -78,7 +78,7 @@ def test_options_outside_their_rules(changes: dict[str, object], match: str) -> 
         ),
         (
             DataOptions(shots=(30,)),
-            r"shots must be at most 10, which always fit rows of 160 tokens with up to 12 brackets a sequence; got 30",
+            r"shots must be at most 10, the largest number that always fits rows of 160 tokens",
         ),
         (
             DataOptions(data=("verse",)),
