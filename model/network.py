@@ -40,8 +40,8 @@ class LoopedMoE(LoopedModel):
     unembed: nn.Linear | TiedUnembedding
 
     def __init__(self, config: ModelConfig, *, seed: int = 0, tokenizer: Tokenizer = BYTES) -> None:
-        """Build with random weights from `seed`; on the meta device nothing is drawn. Raises `UserError` for a seed that
-        torch does not take."""
+        """Build with random weights from `seed`; on the meta device nothing is drawn. Raises `UserError` for a seed
+        that torch does not take."""
         if not 0 <= seed < 2**63:
             raise UserError(f"seed must be from 0 to 2^63 - 1; got {seed}")
         super().__init__(config.architecture(), tokenizer)

@@ -144,8 +144,10 @@ class LoopedModel(HookedRootModule):
         inside takes the hooks away even when they were to stay."""
         with self.lock:
             forward, backward = hook_list(fwd_hooks), hook_list(bwd_hooks)
-            for name, _ in (*forward, *backward):
-                self._select(name)
+            names = [name for name, _ in (*forward, *backward)]
+            self._select([name for name in names if isinstance(name, str)])
+            for predicate in (name for name in names if not isinstance(name, str)):
+                self._select(predicate)
             with super().hooks(forward, backward, True, clear_contexts and reset_hooks_end):
                 yield self
                 if not reset_hooks_end:
