@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from cache.shard import open_shard
 from cache.store import Capture
 from smelt_interp.errors import run_command
 from smelt_interp.plan import label
@@ -16,51 +17,57 @@ from smelt_interp.terminal.tables import Cell, Table, compact, print_table
 
 def site_rows(capture: Capture) -> list[list[Cell]]:
     """One row a site: suffix, axes lengths by sample, storage type, steps, heads, bytes on the disk."""
-    rows: list[list[Cell]] = []
-    with capture.file("read") as file:
-        for suffix, (steps, heads) in capture.kept.items():
-            dataset = file[suffix]
-            rows.append(
-                [
-                    suffix,
-                    " x ".join(map(str, dataset.shape[2:])),
-                    str(dataset.dtype),
-                    f"{len(steps)} of {len(capture.architecture.steps)}",
-                    ", ".join(str(head + 1) for head in heads) or "-",
-                    compact(dataset.id.get_storage_size()) + "B",
-                ]
-            )
-    return rows
+    manifest = capture.manifest
+    sizes: Counter[str] = Counter()
+    for shard in manifest.shards:
+        with open_shard(capture.path, shard, manifest) as file:
+            sizes.update({suffix: file[suffix].id.get_storage_size() for suffix in manifest.sites})
+    layouts = manifest.layouts(manifest.shards[0])
+    return [
+        [
+            suffix,
+            " x ".join(map(str, layouts[suffix].shape[2:])),
+            site.stored + ("" if layouts[suffix].compression == "none" else f", {layouts[suffix].compression}"),
+            f"{len(site.kept.steps)} of {len(capture.architecture.steps)}",
+            ", ".join(str(head + 1) for head in site.kept.heads) or "-",
+            compact(sizes[suffix]) + "B",
+        ]
+        for suffix, site in ((suffix, manifest.sites[suffix]) for suffix in capture.sites)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What is looked at."""
 
-    file: Annotated[Path, tyro.conf.Positional]
-    """Capture file."""
+    capture: Annotated[Path, tyro.conf.Positional]
+    """Folder of the capture."""
 
 
-def command(file: Path) -> None:
+def command(folder: Path) -> None:
     """Print what a capture holds."""
-    capture = Capture(file)
-    num_samples, num_tokens = capture.samples.ids_NT.shape
+    capture = Capture(folder)
+    manifest, architecture = capture.manifest, capture.architecture
     domains = Counter(name.decode() for name in capture.samples.domain_N)
     recorded = sorted({step for steps, _ in capture.kept.values() for step in steps})
     named = ", ".join(f"{count} {name}" for name, count in domains.items())
-    print(f"{file}: {num_samples} samples of {num_tokens} tokens ({named}), {compact(file.stat().st_size)}B")
+    num_bytes = compact(sum(shard.num_bytes for shard in manifest.shards))
+    print(
+        f"{folder}: {len(capture)} samples of {manifest.num_tokens} tokens ({named}), {num_bytes}B in "
+        f"{len(manifest.shards)} {'shard' if len(manifest.shards) == 1 else 'shards'}"
+    )
+    shape = {name: value for name, value in architecture.to_json().items() if name not in ("steps", "sites")}
     print_table(
         Table(
             "Sites",
             ["site", "one sample", "stored as", "steps", "heads", "on disk"],
             site_rows(capture),
             [
-                "steps: " + "; ".join(f"{step} {label(capture.architecture.steps[step])}" for step in recorded),
-                *(f"{name}: {value}" for name, value in capture.request.items() if name not in ("sites", "samples")),
-                "architecture: "
-                + ", ".join(f"{name} {value}" for name, value in capture.architecture.to_json().items()),
+                "steps: " + "; ".join(f"{step} {label(architecture.steps[step])}" for step in recorded),
+                *(f"{name}: {value}" for name, value in manifest.request.items() if name not in ("sites", "samples")),
+                "architecture: " + ", ".join(f"{name} {value}" for name, value in shape.items()),
                 f"digest: {capture.digest}",
-                f"recorded by: {capture.command or '-'}",
+                f"recorded by: {manifest.command or '-'}",
             ],
         )
     )
@@ -68,7 +75,7 @@ def command(file: Path) -> None:
 
 def main() -> None:
     """The command line."""
-    command(parse(Options, prog="python -m cache.info", description=__doc__ or "").file)
+    command(parse(Options, prog="python -m cache.info", description=__doc__ or "").capture)
 
 
 if __name__ == "__main__":

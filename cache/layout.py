@@ -1,48 +1,71 @@
-"""The layout of a capture file: names, shapes, storage types and chunks of its datasets, and what one will hold."""
+"""The layout of a capture: names, shapes, storage types, chunks and filters of a shard's datasets, and what is asked of
+one before its first batch is recorded."""
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import h5py
 import numpy as np
+from array_api_compat import array_namespace, to_device
 from numpy.typing import NDArray
 
-from cache.batch import Batch
 from cache.selection import Kept, num_heads
 from smelt_interp.architecture import Architecture
-from smelt_interp.data.samples import EPISODE, Samples
-from smelt_interp.errors import UserError
+from smelt_interp.arrays import Array
+from smelt_interp.data.samples import DOMAIN_WIDTH, EPISODE, Samples
+from smelt_interp.errors import UserError, shown
 from smelt_interp.sites import SITES
 
 SCORES = "attn.hook_attn_scores"
 """The site whose numbers may be -inf: the score of a key that a query may not see."""
 SCHEMA = "smelt.capture"
-VERSION = 1
-LIBRARY_FORMAT = ("v110", "v110")
-"""The HDF5 1.10 file format, whatever library writes: its metadata carries checksums."""
+VERSION = 2
 
 Precision = Literal["float16", "float32"]
-"""How float sites are stored. Whatever it is, values that the network holds in bfloat16 keep their bits (as uint16
-with the attribute `torch_dtype`), attention excepted, and expert indices are int32."""
+"""How float sites are stored. Whatever it is, values that the network holds in bfloat16 keep their bits, attention
+excepted, and expert indices are int32."""
+Compression = Literal["none", "lzf", "gzip"]
+"""How attention and expert indices are compressed, which compress well; the other sites never are."""
+Stored = Literal["float16", "float32", "bfloat16", "int32"]
+"""What a site's stored numbers are."""
+STORED_TYPES: dict[Stored, np.dtype[np.generic]] = {
+    "float16": np.dtype(np.float16),
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(np.uint16),
+    "int32": np.dtype(np.int32),
+}
+"""bfloat16 is kept as its bits."""
 
 TOKEN_TYPES: dict[str, np.dtype[np.generic]] = {
     "ids": np.dtype(np.int32),
     "role": np.dtype(np.uint8),
     "segment_start": np.dtype(np.int32),
     "length": np.dtype(np.int32),
-    "domain": np.dtype("S16"),
+    "domain": np.dtype(f"S{DOMAIN_WIDTH}"),
     "episode": EPISODE,
+    "document": np.dtype(np.int64),
     "sample_id": np.dtype(np.int64),
 }
 """Datasets of `/tokens`, one entry a sample: the first three have T columns, the others none."""
 TOKEN_COLUMNS = ("ids", "role", "segment_start")
 OUTPUT_TYPES: dict[str, np.dtype[np.generic]] = {"logprob": np.dtype(np.float32), "argmax": np.dtype(np.int32)}
 """Datasets (N, T) of what the network answered."""
+TEXT_OFFSETS, TEXT_BYTES = "tokens/text/offsets", "tokens/text/bytes"
+ROWS_A_CHUNK = 64
+"""Of tokens and outputs."""
+TEXT_CHUNK = 2**16
+"""Bytes, or offsets, of text."""
+
+_FILTERS: dict[Compression, tuple[int, ...]] = {
+    "none": (h5py.h5z.FILTER_FLETCHER32,),
+    "lzf": (h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_LZF, h5py.h5z.FILTER_FLETCHER32),
+    "gzip": (h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_FLETCHER32),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,18 +78,29 @@ class Contents:
     """Number of each row in the whole data set."""
     sites: Mapping[str, Kept]
     precision: Precision
+    compression: Compression
+    shard_samples: int
+    """Samples of a shard; the last one may have less."""
     source: Mapping[str, object]
     """Where it comes from, as JSON values: checkpoint, data, threads, versions."""
 
     def __post_init__(self) -> None:
-        if self.precision not in get_args(Precision):
-            raise UserError(f"dtype must be one of {', '.join(get_args(Precision))}; got {self.precision}")
+        for what, value, known in (
+            ("dtype", self.precision, get_args(Precision)),
+            ("compression", self.compression, get_args(Compression)),
+        ):
+            if value not in known:
+                raise UserError(f"{what} must be one of {', '.join(known)}; got {shown(value)}")
         if not len(self.samples):
             raise UserError("a capture must hold at least one sample; got 0")
+        if self.shard_samples < 1:
+            raise UserError(f"a shard must hold at least one sample; got {self.shard_samples}")
         if self.sample_ids.shape != (len(self.samples),) or (np.diff(self.sample_ids) <= 0).any():
-            raise UserError(f"sample ids must ascend, one a sample; got {self.sample_ids.tolist()}")
-        if (longest := max(self.samples.domain_N.tolist(), key=len)) != longest[: TOKEN_TYPES["domain"].itemsize]:
-            raise UserError(f"a domain must have at most {TOKEN_TYPES['domain'].itemsize} letters; got {longest!r}")
+            raise UserError(f"sample ids must ascend, one a sample; got {shown(self.sample_ids.tolist())}")
+        for domain in set(self.samples.domain_N.tolist()):
+            if len(domain) > DOMAIN_WIDTH or not (domain.isascii() and domain.decode("ascii").isprintable()):
+                rule = f"a domain must have at most {DOMAIN_WIDTH} printable letters in ASCII"
+                raise UserError(f"{rule}; got {shown(domain)}")
         for suffix, kept in self.sites.items():
             check_kept(suffix, kept, self.architecture)
 
@@ -78,40 +112,44 @@ class Contents:
             "samples": {
                 "number": num_samples,
                 "tokens": num_tokens,
-                "digest": self.samples.digest(),
+                "digest": as_stored(self.samples).digest(),
                 "ids_digest": hashlib.sha256(self.sample_ids.tobytes()).hexdigest(),
             },
             "sites": {suffix: {"steps": kept.steps, "heads": kept.heads} for suffix, kept in self.sites.items()},
             "dtype": self.precision,
+            "compression": self.compression,
+            "shard_samples": self.shard_samples,
         }
 
-    def request_json(self) -> str:
-        """The request as JSON text: equal texts, equal requests."""
-        return json.dumps(self.request(), sort_keys=True)
-
-    def architecture_json(self) -> str:
-        """The architecture as JSON text."""
-        return json.dumps(self.architecture.to_json(), sort_keys=True)
-
-    def digest(self) -> str:
-        """SHA-256 of architecture and request: parts with the same one belong together."""
-        return contents_digest(self.architecture_json(), self.request_json())
+    def shards(self) -> list[range]:
+        """The positions of each shard's samples, in order."""
+        number, size = len(self.samples), self.shard_samples
+        return [range(first, min(first + size, number)) for first in range(0, number, size)]
 
     def num_bytes(self) -> int:
         """Bytes that sites, outputs and token columns take before compression."""
-        num_tokens = self.samples.ids_NT.shape[1]
-        columns = [*OUTPUT_TYPES.values(), *(TOKEN_TYPES[name] for name in TOKEN_COLUMNS)]
-        a_sample: int = num_tokens * sum(column.itemsize for column in columns)
-        for suffix, kept in self.sites.items():
-            value_bytes = 4 if SITES[suffix].integer or self.precision == "float32" else 2
-            shape = site_shape(suffix, self.architecture, num_tokens, len(kept.heads))
-            a_sample += len(kept.steps) * prod(shape) * value_bytes
-        return len(self.samples) * a_sample
+        return len(self.samples) * sample_bytes(
+            self.architecture, self.sites, self.samples.ids_NT.shape[1], self.precision
+        )
 
 
-def contents_digest(architecture_json: str, request_json: str) -> str:
-    """SHA-256 of the two texts, as a capture holds them."""
-    return hashlib.sha256(f"{architecture_json}\n{request_json}".encode()).hexdigest()
+def as_stored(samples: Samples) -> Samples:
+    """The samples with the types in which a capture keeps them, so that the digest is that of what is read back."""
+    return replace(
+        samples,
+        ids_NT=samples.ids_NT.astype(TOKEN_TYPES["ids"], copy=False),
+        role_NT=samples.role_NT.astype(TOKEN_TYPES["role"], copy=False),
+        segment_start_NT=samples.segment_start_NT.astype(TOKEN_TYPES["segment_start"], copy=False),
+        length_N=samples.length_N.astype(TOKEN_TYPES["length"], copy=False),
+        domain_N=samples.domain_N.astype(TOKEN_TYPES["domain"], copy=False),
+        document_N=samples.document_N.astype(TOKEN_TYPES["document"], copy=False),
+    )
+
+
+def request_digest(architecture: Architecture, request: Mapping[str, object]) -> str:
+    """SHA-256 of an architecture and a request of JSON values: shards with the same one belong together."""
+    text = json.dumps([architecture.to_json(), request], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check_kept(suffix: str, kept: Kept, architecture: Architecture) -> None:
@@ -120,14 +158,45 @@ def check_kept(suffix: str, kept: Kept, architecture: Architecture) -> None:
     for (what, count), numbers in zip(counts.items(), kept, strict=True):
         ascending = all(low < high for low, high in pairwise(numbers))
         if not ascending or any(not 0 <= number < count for number in numbers) or (count and not numbers):
-            raise UserError(f"{what} of {suffix} must be ascending numbers below {count}; got {list(numbers)}")
+            raise UserError(f"{what} of {suffix} must be ascending numbers below {count}; got {shown(list(numbers))}")
+
+
+# Shapes
+
+
+class Layout(NamedTuple):
+    """One dataset of a shard."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    chunks: tuple[int, ...]
+    compression: Compression
+
+    @property
+    def filters(self) -> tuple[int, ...]:
+        """Numbers of HDF5's filters, in the order in which they are applied to a chunk that is written."""
+        return _FILTERS[self.compression]
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks that hold it."""
+        return prod(-(-length // chunk) for length, chunk in zip(self.shape, self.chunks, strict=True))
+
+    def create(self, group: h5py.Group, name: str) -> h5py.Dataset:
+        """The empty dataset."""
+        how = {
+            "none": {},
+            "lzf": {"compression": "lzf", "shuffle": True},
+            "gzip": {"compression": "gzip", "compression_opts": 1, "shuffle": True},
+        }[self.compression]
+        return group.create_dataset(name, self.shape, self.dtype, chunks=self.chunks, fletcher32=True, **how)
 
 
 def site_shape(suffix: str, architecture: Architecture, num_tokens: int, heads_kept: int) -> tuple[int, ...]:
     """Shape of one sample at one step of a site."""
     size = {"T": num_tokens, "S": num_tokens, "D": architecture.width, "Q": heads_kept, "G": heads_kept,
-            "C": architecture.head_width, "E": architecture.num_experts, "K": architecture.top_k, "1": 1,
-            "W": architecture.vocab_size}  # fmt: skip
+            "C": architecture.head_width, "E": architecture.num_experts, "K": architecture.top_k,
+            "W": architecture.vocab_size, "1": 1}  # fmt: skip
     return tuple(size[axis] for axis in SITES[suffix].axes[1:])
 
 
@@ -136,24 +205,98 @@ def is_attention(suffix: str) -> bool:
     return "S" in SITES[suffix].axes
 
 
-def encode(values: NDArray[np.generic], suffix: str, *, precision: Precision, bfloat16: bool) -> NDArray[np.generic]:
-    """The values in their storage type. Raises UserError for a value that does not fit float16."""
+def site_layout(
+    suffix: str, shape: tuple[int, ...], num_steps: int, num_samples: int, stored: Stored, compression: Compression
+) -> Layout:
+    """A site's dataset [step, sample, ...]; `shape` is that of one sample at one step. A chunk is one (step, sample,
+    head) matrix of attention, else one (step, sample)."""
+    compressed = is_attention(suffix) or SITES[suffix].integer
+    return Layout(
+        (num_steps, num_samples, *shape),
+        STORED_TYPES[stored],
+        (1, 1, *((1, *shape[1:]) if is_attention(suffix) else shape)),
+        compression if compressed else "none",
+    )
+
+
+def row_layouts(num_samples: int, num_tokens: int) -> dict[str, Layout]:
+    """The datasets with one entry a sample or token, by name in the file; where each token's text begins, and the last
+    one's ends, among them."""
+    rows = min(num_samples, ROWS_A_CHUNK)
+    columns = {f"tokens/{name}": (dtype, name in TOKEN_COLUMNS) for name, dtype in TOKEN_TYPES.items()}
+    columns |= {name: (dtype, True) for name, dtype in OUTPUT_TYPES.items()}
+    layouts = {}
+    for name, (dtype, has_tokens) in columns.items():
+        width = (num_tokens,) if has_tokens else ()
+        layouts[name] = Layout((num_samples, *width), dtype, (rows, *width), "none")
+    offsets = num_samples * num_tokens + 1
+    layouts[TEXT_OFFSETS] = Layout((offsets,), np.dtype(np.int64), (min(offsets, TEXT_CHUNK),), "none")
+    return layouts
+
+
+def text_layout(num_bytes: int) -> Layout:
+    """The bytes of the tokens' text, end to end; at least one, since a chunk is not empty."""
+    size = max(num_bytes, 1)
+    return Layout((size,), np.dtype(np.uint8), (min(size, TEXT_CHUNK),), "none")
+
+
+def sample_bytes(architecture: Architecture, sites: Mapping[str, Kept], num_tokens: int, precision: Precision) -> int:
+    """Bytes that one sample takes before compression, its text left out."""
+    columns = [*OUTPUT_TYPES.values(), *(TOKEN_TYPES[name] for name in TOKEN_COLUMNS)]
+    a_sample: int = num_tokens * sum(column.itemsize for column in columns)
+    for suffix, kept in sites.items():
+        value_bytes = 4 if SITES[suffix].integer or precision == "float32" else 2
+        shape = site_shape(suffix, architecture, num_tokens, len(kept.heads))
+        a_sample += len(kept.steps) * prod(shape) * value_bytes
+    return a_sample
+
+
+# Numbers
+
+
+def stored_as(suffix: str, precision: Precision, *, bfloat16: bool) -> Stored:
+    """What the numbers of a site are stored as."""
     if SITES[suffix].integer:
-        return values.astype(np.int32)
-    if bfloat16 and not is_attention(suffix):
-        # bfloat16 is the upper half of float32; a value that came from it has a lower half of zeros.
-        return (np.ascontiguousarray(values, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    if precision == "float32":
-        return values.astype(np.float32)
-    with np.errstate(over="ignore"):
-        half = values.astype(np.float16)
-    lost = np.isfinite(values) & ~np.isfinite(half)
-    if lost.any():
+        return "int32"
+    return "bfloat16" if bfloat16 and not is_attention(suffix) else precision
+
+
+def encode(values: Array, suffix: str, stored: Stored) -> NDArray[np.generic]:
+    """The values in their storage type, converted where they are. Raises UserError for a value that does not fit
+    float16, and for one that is not finite, unless it is the score -inf of a key that a query may not see."""
+    if stored == "bfloat16":
+        # It is the upper half of float32; a value that came from it has a lower half of zeros.
+        half: NDArray[np.generic] = (host(values).view(np.uint32) >> 16).astype(np.uint16)
+        exponents: np.unsignedinteger = np.uint16(0x7F80)
+    else:
+        kind = array_namespace(values)
+        with np.errstate(over="ignore"):
+            half = host(kind.astype(values, getattr(kind, stored)))
+        if stored == "int32":
+            return half
+        exponents = np.uint16(0x7C00) if stored == "float16" else np.uint32(0x7F800000)
+    # A number is finite unless all bits of its exponent are set: an integer's maximum is found several times faster
+    # than `isfinite` of a half.
+    bits = half.view(exponents.dtype)
+    if bits.size and (bits & exponents).max() == exponents:
+        _check_finite(host(values), half, suffix)
+    return half
+
+
+def _check_finite(values: NDArray[np.generic], stored: NDArray[np.generic], suffix: str) -> None:
+    allowed = (values == -np.inf) & (suffix == SCORES)
+    if (wrong := ~np.isfinite(values) & ~allowed).any():
+        raise UserError(f"values of {suffix} must be finite; got {float(values[wrong][0])}")
+    if stored.dtype == np.float16 and (lost := ~np.isfinite(stored) & ~allowed).any():
         raise UserError(
             f"values of {suffix} must fit float16, at most {np.finfo(np.float16).max:.0f} in size; "
             f"got {float(values[lost][0]):.6g}: record with --dtype float32"
         )
-    return half
+
+
+def host(values: Array) -> NDArray[np.generic]:
+    """The values as a numpy array, row after row."""
+    return np.ascontiguousarray(to_device(values, "cpu"))
 
 
 def decode(stored: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -161,61 +304,3 @@ def decode(stored: NDArray[np.generic]) -> NDArray[np.generic]:
     if stored.dtype == np.uint16:
         return (stored.astype(np.uint32) << 16).view(np.float32)
     return stored.astype(np.int32 if stored.dtype.kind == "i" else np.float32, copy=False)
-
-
-def site_chunk(suffix: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """One (step, sample, head) matrix of attention, else one (step, sample)."""
-    return (1, 1, *((1, *shape[1:]) if is_attention(suffix) else shape))
-
-
-def part_image(contents: Contents, batch: Batch) -> bytes:
-    """The bytes of an HDF5 file, built in memory, with the sites and outputs of one batch in their final storage."""
-    num_samples, num_tokens = batch.samples.ids_NT.shape
-    with h5py.File("part", "w", driver="core", backing_store=False, libver=LIBRARY_FORMAT) as file:
-        for name, values in (("logprob", batch.logprob_BT), ("argmax", batch.argmax_BT)):
-            data: NDArray[np.generic] = np.asarray(values, OUTPUT_TYPES[name])
-            file.create_dataset(name, data=data, chunks=(1, num_tokens), fletcher32=True)
-        for suffix, kept in contents.sites.items():
-            shape = site_shape(suffix, contents.architecture, num_tokens, len(kept.heads))
-            bfloat16 = suffix in batch.bfloat16 and not is_attention(suffix)
-            encoded = [
-                encode(
-                    _recorded(batch, step, suffix, (num_samples, *shape), kept),
-                    suffix,
-                    precision=contents.precision,
-                    bfloat16=bfloat16,
-                )
-                for step in kept.steps
-            ]
-            dataset = create_site(file, suffix, (len(kept.steps), num_samples, *shape), encoded[0].dtype)
-            dataset.attrs["steps"] = np.array(kept.steps, np.int64)
-            dataset.attrs["heads"] = np.array(kept.heads, np.int64)
-            if bfloat16:
-                dataset.attrs["torch_dtype"] = np.bytes_("bfloat16")
-            for index, stored in enumerate(encoded):
-                dataset[index] = stored
-        file.flush()
-        image: bytes = file.id.get_file_image()
-    return image
-
-
-def create_site(file: h5py.File, suffix: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> h5py.Dataset:
-    """The dataset [step, sample, ...] of a site. Attention and expert indices compress well, so they are."""
-    chunk = site_chunk(suffix, shape[2:])
-    if is_attention(suffix) or SITES[suffix].integer:
-        return file.create_dataset(
-            suffix, shape, dtype, chunks=chunk, compression="gzip", compression_opts=1, shuffle=True, fletcher32=True
-        )
-    return file.create_dataset(suffix, shape, dtype, chunks=chunk, fletcher32=True)
-
-
-def _recorded(batch: Batch, step: int, suffix: str, shape: tuple[int, ...], kept: Kept) -> NDArray[np.generic]:
-    if (step, suffix) not in batch.sites:
-        raise UserError(f"a batch must hold every site of its capture; missing {suffix} of step {step}")
-    values = np.asarray(batch.sites[step, suffix])
-    if values.shape != shape or batch.heads.get(suffix, ()) != kept.heads:
-        raise UserError(
-            f"{suffix} must have shape {shape} for heads {list(kept.heads)}; got {values.shape} "
-            f"for heads {list(batch.heads.get(suffix, ()))}"
-        )
-    return values

@@ -3,16 +3,15 @@
 This is the only file of `cache` that runs a model. Batches have one fixed shape, the last one filled up with copies of
 its last row, and each is a function of its own rows alone, so a recording that was interrupted gives the same numbers.
 
-    python -m cache.record --ckpt checkpoints/demo-smelt --sites attn.hook_pattern --visits 2 --heads 1 3 --out x.h5
-    python -m cache.record --ckpt checkpoints/demo-smelt --data dyck --samples 64 --out captures/dyck.h5
+    python -m cache.record --ckpt checkpoints/demo-smelt --sites attn.hook_pattern --visits 2 --heads 1 3 --out x
+    python -m cache.record --ckpt checkpoints/demo-smelt --data dyck --samples 64 --out captures/dyck
 """
 
 import hashlib
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,23 +19,25 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 import tyro
 from numpy.typing import NDArray
+from pydantic import Field
 
 import smelt_interp
 from cache.batch import Batch, SiteKey
-from cache.layout import SCORES, Contents, Precision
-from cache.parts import Recording
-from cache.selection import Kept, check_batch_size, chosen_steps, head_axis, num_heads, num_visits, select
-from cache.store import Capture, parts_folder
+from cache.layout import SCORES, Compression, Contents, Precision, sample_bytes
+from cache.recording import Recording, abandon
+from cache.selection import Kept, check_batch_size, head_axis, num_heads, select
+from cache.store import Capture, is_unfinished
 from smelt_interp.architecture import Architecture
-from smelt_interp.arrays import Array
 from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.samples import Samples
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.plan import label
 from smelt_interp.sites import SITES, hook_name
 from smelt_interp.terminal.command_line import parse
+from smelt_interp.terminal.from_one import Indices
 from smelt_interp.terminal.progress import Progress
 from smelt_interp.terminal.tables import compact
+from smelt_interp.validation import Seed, Threads, validated
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,8 +59,11 @@ DEFAULT_SITES = (
     "hook_mlp_out",
 )
 """The union of what the shipped probes read."""
-LARGEST_SEED = 2**63 - 1
-
+SHARD_BYTES = 64 * 2**20
+"""That a shard holds before compression, unless one batch is more: it is built in memory, and checked whole before any
+of it is read."""
+MOST_BATCHES = 64
+"""Of a shard, however small they are: what a recording that is stopped loses."""
 
 Watch = Callable[[Contents, int], Callable[[int], None]]
 
@@ -106,38 +110,52 @@ def record(
     rows: Sequence[int] = (),
     batch_size: int = 8,
     dtype: Precision = "float16",
+    compression: Compression = "gzip",
+    shard_bytes: int = SHARD_BYTES,
     source: Mapping[str, object] | None = None,
     command: str = "",
     watch: Watch = _nobody,
 ) -> Capture:
-    """Record a capture at `out`, going on with finished parts of the same request; filters as in `run_batches`.
+    """Record a capture in the folder `out`, going on with finished shards of the same request; filters as in
+    `run_batches`.
 
     source: more facts for the request, as JSON values, e.g. the name of the checkpoint and the data options.
     watch: told what will be recorded and how many batches remain; what it returns is told how many of them are done.
-    Raises UserError as `Recording` and `run_batches` do; a full disk raises OSError. Finished parts stay.
+    Raises UserError as `Recording` and `run_batches` do; a full disk raises OSError. Finished shards stay.
     """
     chosen = _chosen_rows(samples, rows)
     check_batch_size(batch_size)
-    selection = {"layers": layers, "visits": visits, "heads": heads}
+    kept = select(model.architecture, suffixes, layers=layers, visits=visits, heads=heads)
+    num_tokens = samples.ids_NT.shape[1]
+    batch_bytes = batch_size * sample_bytes(model.architecture, kept, num_tokens, dtype)
     contents = Contents(
         architecture=model.architecture,
         samples=samples.rows(chosen),
         sample_ids=chosen,
-        sites=select(model.architecture, suffixes, **selection),
+        sites=kept,
         precision=dtype,
-        source={**(source or {}), **_facts(model, batch_size, samples.ids_NT.shape[1])},
+        compression=compression,
+        shard_samples=batch_size * min(max(shard_bytes // batch_bytes, 1), MOST_BATCHES),
+        source={**(source or {}), **_facts(model, batch_size, num_tokens)},
     )
-    recording = Recording(out, contents, command)
-    missing = [] if recording.finished else recording.missing(batch_size)
-    tell = watch(contents, len(missing))
-    for done, block in enumerate(missing):
-        block_rows = chosen[block.start : block.stop].tolist()
-        for batch in run_batches(model, samples, suffixes, batch_size=batch_size, rows=block_rows, **selection):
-            recording.add(_on_host(batch))
-        tell(done + 1)
-        if recording.finished:  # by another process
-            break
-    return recording.finish()
+    run = _Pass(model, samples, kept, batch_size)
+
+    def batches(positions: range, done: int, tell: Callable[[int], None]) -> Iterator[Batch]:
+        for first in range(positions.start, positions.stop, batch_size):
+            yield run(chosen[first : min(first + batch_size, positions.stop)])
+            done += 1
+            tell(done)
+
+    try:
+        recording = Recording(out, contents, command)
+        missing = [] if recording.finished else recording.missing()
+        num_batches = [-(-len(positions) // batch_size) for positions in missing]
+        tell = watch(contents, sum(num_batches))
+        for index, positions in enumerate(missing):
+            recording.add(positions, batches(positions, sum(num_batches[:index]), tell))
+        return recording.finish()
+    finally:
+        abandon(out)
 
 
 def _chosen_rows(samples: Samples, rows: Sequence[int]) -> NDArray[np.int64]:
@@ -216,21 +234,6 @@ class _Pass:
         return sites, frozenset(bfloat16)
 
 
-def _on_host(batch: Batch) -> Batch:
-    """The batch with numpy arrays in place of tensors."""
-
-    def host(values: Array) -> Array:
-        moved: Array = values.cpu().numpy()  # type: ignore[attr-defined]  # a batch that ran holds tensors
-        return moved
-
-    return replace(
-        batch,
-        logprob_BT=host(batch.logprob_BT),
-        argmax_BT=host(batch.argmax_BT),
-        sites={key: host(values) for key, values in batch.sites.items()},
-    )
-
-
 def _hooks(model: "LoopedModel") -> list[tuple[str, int]]:
     """Every hook that is set now, by the module it is on and its number, which torch gives once."""
     return [
@@ -287,7 +290,7 @@ def weights_digest(model: "LoopedModel") -> str:
     return sha.hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@validated
 class RecordOptions:
     """What the command records, and where. Layers, visits and heads count from 1, samples from 0; naming none keeps
     all."""
@@ -295,32 +298,28 @@ class RecordOptions:
     ckpt: Path
     """Folder of the checkpoint."""
     out: Path
-    """The capture, NAME.h5; its parts lie in NAME.parts until it is finished."""
+    """Folder of the capture."""
     data: Annotated[DataOptions, tyro.conf.arg(name="")]
     sites: tuple[str, ...] = DEFAULT_SITES
     """Hook suffixes to keep."""
-    layers: tuple[int, ...] = ()
-    visits: tuple[int, ...] = ()
-    heads: tuple[int, ...] = ()
+    layers: Indices = ()
+    visits: Indices = ()
+    heads: Indices = ()
     """Query heads; of keys and values, the heads that serve them are kept."""
-    rows: tuple[int, ...] = ()
+    rows: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = ()
     """Numbers of the samples to keep."""
-    batch_size: int = 8
-    """Samples that run together, and that one part holds."""
+    batch_size: Annotated[int, Field(ge=1, le=10**6)] = 8
+    """Samples that run together."""
     dtype: Precision = "float16"
     """How floats are stored."""
-    threads: int = 1
+    compression: Compression = "gzip"
+    """Of attention and expert indices: gzip is the smallest, none the quickest."""
+    threads: Threads = 1
     """Threads of the network; the last bits depend on it. Small networks gain nothing from more."""
     untrained: bool = False
     """Run a network of the same config with random weights: the null that probes print."""
-    untrained_seed: int = 0
+    untrained_seed: Seed = 0
     """Seed of the random weights."""
-
-    def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise UserError(f"threads must be at least 1; got {self.threads}")
-        if not 0 <= self.untrained_seed <= LARGEST_SEED:
-            raise UserError(f"untrained-seed must be 0 to {LARGEST_SEED}; got {self.untrained_seed}")
 
 
 def record_checkpoint(options: RecordOptions, command: str) -> Capture:
@@ -334,20 +333,12 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
 
     torch.set_num_threads(options.threads)
     model = LoopedMoE.from_pretrained(options.ckpt)
-    architecture = model.architecture
-    filters = {
-        "layers": _from_one("layers", options.layers, architecture.num_layers),
-        "visits": _from_one("visits", options.visits, num_visits(architecture)),
-        "heads": _from_one("heads", options.heads, architecture.num_heads),
-    }
-    if not chosen_steps(architecture, filters["layers"], filters["visits"]):
-        raise UserError(
-            f"the chosen layers must run on the chosen visits; got layers {list(options.layers)} and visits "
-            f"{list(options.visits)}, counted from 1: layers outside the loop have visit 1 alone"
-        )
     if options.untrained:
         model = LoopedMoE(model.config, seed=options.untrained_seed, tokenizer=model.tokenizer)
-    samples = load_samples(options.data, architecture.context, model.tokenizer)
+    layers, visits, heads = options.layers, options.visits, options.heads
+    # What is wrong with them is told as they were typed.
+    select(model.architecture, options.sites, layers=layers, visits=visits, heads=heads, told_from=1)
+    samples = load_samples(options.data, model.architecture.context, model.tokenizer)
     source: dict[str, object] = {
         "checkpoint": options.ckpt.resolve().name,
         "data": asdict(options.data),
@@ -360,17 +351,20 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
             samples,
             options.out,
             suffixes=options.sites,
+            layers=layers,
+            visits=visits,
+            heads=heads,
             rows=options.rows,
             batch_size=options.batch_size,
             dtype=options.dtype,
+            compression=options.compression,
             source=source,
             command=command,
             watch=partial(_announce, options.out),
-            **filters,
         )
     except (OSError, KeyboardInterrupt):
-        if os.path.isdir(parts_folder(options.out)):
-            print(f"finished parts stay in {parts_folder(options.out)}; to go on: {command}", file=sys.stderr)
+        if is_unfinished(options.out):
+            print(f"finished shards stay in {options.out}; to go on: {command}", file=sys.stderr)
         raise
 
 
@@ -378,19 +372,11 @@ def _announce(out: Path, contents: Contents, remaining: int) -> Callable[[int], 
     if remaining:
         print(
             f"{out}: {len(contents.samples)} samples, {len(contents.sites)} sites, about "
-            f"{compact(contents.num_bytes())}B in parts and as much again in the file, before compression; batches to "
-            f"record: {remaining}"
+            f"{compact(contents.num_bytes())}B before compression; batches to record: {remaining}"
         )
     else:
         print(f"{out}: recorded before, used as it is")
-    return Progress("batches", remaining).show
-
-
-def _from_one(what: str, numbers: Sequence[int], count: int) -> tuple[int, ...]:
-    """Numbers that count from 1, as commands take them, as numbers that count from 0."""
-    if outside := [number for number in numbers if not 1 <= number <= count]:
-        raise UserError(f"{what} must be 1 to {count}, counted from 1; got {outside[0]}")
-    return tuple(number - 1 for number in numbers)
+    return Progress("recorded", remaining, "batches").show
 
 
 def main() -> None:
@@ -399,7 +385,8 @@ def main() -> None:
         RecordOptions, prog="python -m cache.record", description=__doc__ or "", config=(tyro.conf.FlagCreatePairsOff,)
     )
     capture = record_checkpoint(options, shlex.join(["python", "-m", "cache.record", *sys.argv[1:]]))
-    print(f"{capture.path}: {compact(capture.path.stat().st_size)}B, sha256 {capture.digest}")
+    num_bytes = sum(shard.num_bytes for shard in capture.manifest.shards)
+    print(f"{capture.path}: {compact(num_bytes)}B, digest {capture.digest}")
 
 
 if __name__ == "__main__":

@@ -56,11 +56,13 @@ def select(
     layers: Sequence[int] = (),
     visits: Sequence[int] = (),
     heads: Sequence[int] = (),
+    told_from: int = 0,
 ) -> dict[str, Kept]:
     """The chosen sites, each with the steps and heads that the filters leave; an empty filter leaves all.
 
     Every number counts from 0. `heads` are query heads; of keys and values, the heads that serve them are kept.
-    Raises UserError for an unknown site, a number that the network does not have, or filters that leave no step.
+    Raises UserError for an unknown site, a number that the network does not have, or filters that leave no step; its
+    numbers count from `told_from`.
     """
     for what, numbers, count in (
         ("layers", layers, architecture.num_layers),
@@ -68,12 +70,17 @@ def select(
         ("heads", heads, architecture.num_heads),
     ):
         if outside := [number for number in numbers if not 0 <= number < count]:
-            raise UserError(f"{what} must be 0 to {count - 1}, counted from 0; got {outside[0]}")
+            rule = f"{what} must be {told_from} to {told_from + count - 1}, counted from {told_from}"
+            raise UserError(f"{rule}; got {outside[0] + told_from}")
     kept_steps = chosen_steps(architecture, layers, visits)
     if not kept_steps:
+        chosen = " and ".join(
+            f"{what} {' '.join(str(number + told_from) for number in numbers)}"
+            for what, numbers in (("layers", layers), ("visits", visits))
+        )
         raise UserError(
-            f"the chosen layers must run on the chosen visits; got layers {list(layers)} and visits {list(visits)}, "
-            "counted from 0: a layer outside every loop has visit 0 alone"
+            f"the chosen layers must run on the chosen visits; got {chosen}, counted from {told_from}: "
+            "a layer outside every loop runs once"
         )
     query_heads = tuple(sorted(set(heads))) or tuple(range(architecture.num_heads))
     kv_heads = tuple(sorted({head * architecture.num_kv_heads // architecture.num_heads for head in query_heads}))

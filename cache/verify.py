@@ -1,22 +1,20 @@
-"""Checks every byte of a capture: the digest beside it first, before HDF5 reads the file, then all that is in it."""
+"""Checks every byte of a capture: the digest of each shard before HDF5 reads it, then all that is in it."""
 
-import hashlib
 import itertools
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-import h5py
 import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from cache.layout import OUTPUT_TYPES, SCORES, decode
-from cache.store import Capture, sidecar
+from cache.layout import SCORES, decode
+from cache.manifest import Manifest, Shard
+from cache.shard import check_tokens, open_shard, read_tokens
+from cache.store import Capture
 from smelt_interp.architecture import Architecture
 from smelt_interp.errors import UserError, run_command
-from smelt_interp.sites import SITES
 from smelt_interp.terminal.command_line import parse
 
 
@@ -24,61 +22,46 @@ class Verified(NamedTuple):
     """What was found to be whole."""
 
     samples: int
+    shards: int
     sites: int
     chunks: int
     """Stored blocks whose checksums were compared."""
 
 
-def verify(path: Path) -> Verified:
-    """Check a finished capture. Raises UserError for the first thing that is not as it was written.
+def verify(folder: Path) -> Verified:
+    """Check a finished capture. Raises UserError for the first thing that is not as it was written."""
+    capture = Capture(folder)
+    manifest = capture.manifest
+    chunks = sum(verify_shard(folder, shard, manifest, values=True) for shard in manifest.shards)
+    if capture.samples_digest != capture.samples.digest():
+        raise UserError(f"a capture must hold the samples of its request; {folder} holds others: record it again")
+    return Verified(len(capture), len(manifest.shards), len(manifest.sites), chunks)
 
-    The digest comes first: damaged metadata can crash the HDF5 library.
+
+def verify_shard(folder: Path, shard: Shard, manifest: Manifest, *, values: bool) -> int:
+    """Check one shard: its digest, its structure, and with `values` every number in it. How many chunks it has.
+
+    Raises UserError that names the file.
     """
-    if not path.is_file() or not sidecar(path).is_file():
-        Capture(path)  # names what is missing when it is the capture itself
-        raise UserError(
-            f"a capture must have its digest beside it; got no {sidecar(path)}: copy it too, or record again"
-        )
-    verify_digest(path)
-    return verify_contents(path)
-
-
-def verify_digest(path: Path) -> None:
-    """Check a file's bytes against the digest beside it, which must be there. Raises UserError."""
-    digest_path = sidecar(path)
-    written = digest_path.read_bytes()[:200].split(b" ")[0]
-    if not re.fullmatch(rb"[0-9a-f]{64}", written):
-        raise UserError(f"{digest_path} must begin with a SHA-256 digest; got {written[:70]!r}")
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != written.decode():
-        raise UserError(f"a capture must be as it was written; {path} has changed: copy or record it again")
-
-
-def verify_contents(path: Path) -> Verified:
-    """Check what an HDF5 file holds: structure, tokens within their ranges, every block there, with the right checksum
-    and numbers that can be. Raises UserError."""
-    capture = Capture(path)
     chunks = 0
-    with capture.file("read") as file:
-        for dataset in _datasets(file):
-            if dataset.chunks is None:
-                dataset[()]
-                continue
-            places = list(itertools.product(*map(range, (0,) * dataset.ndim, dataset.shape, dataset.chunks)))
-            if dataset.id.get_num_chunks() != len(places):
-                raise UserError(
-                    f"{dataset.name} must be complete; {dataset.id.get_num_chunks()} of {len(places)} blocks"
-                )
-            for place in places:  # reading a block compares its checksum
-                block = tuple(slice(start, start + size) for start, size in zip(place, dataset.chunks, strict=True))
-                _check_values(dataset.name.removeprefix("/"), dataset[block], capture.architecture)
-            chunks += len(places)
-    return Verified(samples=len(capture.samples), sites=len(capture.sites), chunks=chunks)
+    architecture = manifest.architecture
+    with open_shard(folder, shard, manifest) as file:
+        if not values:
+            return 0
+        samples, sample_ids = read_tokens(file, slice(0, shard.samples), manifest.num_tokens)
+        check_tokens(samples, sample_ids, architecture.vocab_size)
+        for name, layout in manifest.layouts(shard).items():
+            dataset = file[name]
+            starts = [range(0, length, chunk) for length, chunk in zip(layout.shape, layout.chunks, strict=True)]
+            for place in itertools.product(*starts):  # reading a chunk compares its checksum
+                chunk = tuple(slice(start, start + size) for start, size in zip(place, layout.chunks, strict=True))
+                _check_values(name, dataset[chunk], architecture)
+            chunks += layout.num_chunks
+    return chunks
 
 
 def _check_values(name: str, stored: NDArray[np.generic], architecture: Architecture) -> None:
-    if name not in SITES and name not in OUTPUT_TYPES:
+    if name.startswith("tokens/"):
         return
     values = decode(stored).astype(np.float64)  # exact for both kinds of stored number
     if stored.dtype.kind == "i":
@@ -89,33 +72,29 @@ def _check_values(name: str, stored: NDArray[np.generic], architecture: Architec
     else:
         rule, holds = "finite", np.isfinite(values)
     if not holds.all():
-        raise UserError(f"numbers of {name} must be {rule}; got {values[~holds][0]:g}: record it again")
-
-
-def _datasets(group: h5py.Group) -> list[h5py.Dataset]:
-    found: list[h5py.Dataset] = []
-    for child in group.values():
-        found += _datasets(child) if isinstance(child, h5py.Group) else [child]
-    return found
+        raise UserError(f"numbers of {name} must be {rule}; got {values[~holds][0]:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What is checked."""
 
-    file: Annotated[Path, tyro.conf.Positional]
-    """Capture file."""
+    capture: Annotated[Path, tyro.conf.Positional]
+    """Folder of the capture."""
 
 
-def command(file: Path) -> None:
+def command(folder: Path) -> None:
     """Check every byte of a capture."""
-    verified = verify(file)
-    print(f"{file} is whole: {verified.samples} samples, {verified.sites} sites, {verified.chunks} blocks as written")
+    found = verify(folder)
+    print(
+        f"{folder} is whole: {found.samples} samples in {found.shards} shards, {found.sites} sites, "
+        f"{found.chunks} blocks as written"
+    )
 
 
 def main() -> None:
     """The command line."""
-    command(parse(Options, prog="python -m cache.verify", description=__doc__ or "").file)
+    command(parse(Options, prog="python -m cache.verify", description=__doc__ or "").capture)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def record_all(options: Options, group: Group, command: str) -> list[Path]:
     captures = []
     for ckpt, untrained in [(options.ckpt, False), *((ckpt, False) for ckpt in options.against), (options.ckpt, True)]:
         sites = group.sites(LoopedMoE.from_pretrained(ckpt).architecture)
-        out = options.captures / f"{ckpt.resolve().name}{'-untrained' if untrained else ''}-{group.name}.h5"
+        out = options.captures / f"{ckpt.resolve().name}{'-untrained' if untrained else ''}-{group.name}"
         with contextlib.redirect_stdout(sys.stderr):
             record_checkpoint(
                 RecordOptions(ckpt=ckpt, out=out, data=group.data, sites=sites, untrained=untrained), command

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import streamlit as st
 
-from cache.store import Capture, parts_folder
+from cache.store import Capture, is_capture, is_unfinished
 from smelt_interp.errors import UserError
 
 RECORD = (
-    "python -m cache.record --ckpt checkpoints/demo-smelt --data dyck --samples 64 --out {folder}/smelt-dyck.h5\n"
-    "python -m cache.record --ckpt checkpoints/demo-baseline --data dyck --samples 64 --out {folder}/baseline-dyck.h5"
+    "python -m cache.record --ckpt checkpoints/demo-smelt --data dyck --samples 64 --out {folder}/smelt-dyck\n"
+    "python -m cache.record --ckpt checkpoints/demo-baseline --data dyck --samples 64 --out {folder}/baseline-dyck"
 )
 KEY = "capture"
 """Name of the choice in the address."""
 
 
 def capture_names(folder: Path) -> list[str]:
-    """File names of everything that is a capture or was meant to become one, sorted; none when there is no folder.
+    """Names of everything that is a capture or was meant to become one, sorted; none when there is no folder.
 
     Raises UserError when the folder cannot be read.
     """
@@ -27,35 +27,22 @@ def capture_names(folder: Path) -> list[str]:
         return []
     except OSError as error:
         raise UserError(f"the folder of captures must be readable; got {folder}: {error.strerror}") from None
-    files = {path.name for path in found if path.suffix == ".h5"}
-    parts = [path for path in found if path.suffix == ".parts" and (folder / path).is_dir()]
-    return sorted(files | {path.with_suffix(".h5").name for path in parts})
+    return sorted(path.name for path in found if is_capture(folder / path) or is_unfinished(folder / path))
 
 
 def other_capture_names(folder: Path, capture: Capture) -> list[str]:
     """The names of the finished and whole ones of the same samples, but this."""
-    digest = capture.samples.digest()
+    digest = capture.samples_digest
     others = [folder / name for name in capture_names(folder) if name != capture.path.name]
-    return [path.name for path in others if path.is_file() and _samples_digest_of(path) == digest]
+    return [path.name for path in others if _samples_digest(path) == digest]
 
 
-def _samples_digest_of(path: Path) -> str:
-    stat = path.stat()
-    return _samples_digest(str(path), stat.st_size, stat.st_mtime_ns)
-
-
-@st.cache_data(max_entries=1024, show_spinner=False)
-def _samples_digest(path: str, size: int, changed: int) -> str:
-    """The digest of a capture's samples, empty for one that does not open; read again once the file has changed."""
+def _samples_digest(path: Path) -> str:
+    """The digest of a capture's samples, empty for one that does not open."""
     try:
-        return Capture(path).samples.digest()
+        return Capture(path).samples_digest
     except UserError:  # the list of runs shows what is wrong with it
         return ""
-
-
-def is_unfinished(path: Path) -> bool:
-    """Whether only parts of it are there."""
-    return not path.exists() and parts_folder(path).is_dir()
 
 
 def say_how_to_record(folder: Path) -> None:
@@ -68,7 +55,7 @@ def first_to_show(folder: Path, names: list[str]) -> str:
     """The first capture whose network visits a layer more than once, or else the first."""
     for name in names:
         try:
-            if Capture(folder / name).config.num_visits > 1:
+            if Capture(folder / name).architecture.loops:
                 return name
         except UserError:  # the list of runs shows what is wrong with it
             continue

@@ -4,6 +4,8 @@ import glob
 import os
 import socket
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 
@@ -30,6 +32,25 @@ def write_whole(path: Path, data: bytes) -> None:
 
     An `OSError` names the path. What a killed writer of this machine left behind is cleared away.
     """
+    with _written(path, data) as scratch:
+        os.replace(scratch, path)
+
+
+def write_once(path: Path, data: bytes) -> None:
+    """As `write_whole`, but a file of that name stays, also one that another process gives it meanwhile."""
+    with _written(path, data) as scratch:
+        try:
+            os.link(scratch, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            if not path.exists():
+                os.replace(scratch, path)
+
+
+@contextmanager
+def _written(path: Path, data: bytes) -> Iterator[Path]:
+    """The data in a file beside the path, flushed to the disk and removed at the end of the block."""
     mark = f".{path.name}.{socket.gethostname()}."
     for left in path.parent.glob(f"{glob.escape(mark)}*"):
         if not _runs(left.name.removeprefix(mark)):
@@ -40,7 +61,7 @@ def write_whole(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(scratch, path)
+        yield scratch
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:

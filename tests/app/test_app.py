@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from app.widgets.capture_folder import RECORD, capture_names
 from app.widgets.options import option_help, option_words, parse_option, query_of
-from cache.parts import write_capture
+from cache.recording import write_capture
 from cache.store import Capture
 from probes.running import catalog, command, report
 from smelt_interp.errors import UserError

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
-from cache.parts import write_capture
+from cache.recording import write_capture
 from probes.running import catalog
 from tests.support.app_captures import episodes
 from tests.support.planted import BASELINE, LOOPED

@@ -1,5 +1,6 @@
 """What is recorded is what the network computed; a recording ends and goes on as the command line says."""
 
+import os
 import random
 import shlex
 import shutil
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,19 +21,20 @@ import torch
 from cache import record as record_module
 from cache.batch import Batch
 from cache.layout import Contents
-from cache.parts import Recording
+from cache.manifest import MANIFEST
 from cache.record import DEFAULT_SITES, record, run_batches, weights_digest
-from cache.store import Capture, parts_folder
+from cache.recording import Recording
+from cache.store import Capture
 from cache.verify import verify
 from model.network import LoopedMoE
 from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.tokenizer import BYTES
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.sites import SITES, hook_name
-from tests.cache.test_parts import limit_files_after
+from tests.cache.test_recording import limit_files_after
 from tests.support.forked import Child, killed_after
 from tests.support.planted import LOOPED, text_samples
-from tests.support.planted_captures import contents
+from tests.support.planted_captures import contents, shard_paths
 
 PATTERN, KEYS, RESULT = "attn.hook_pattern", "attn.hook_k", "mlp.hook_expert_result"
 
@@ -196,9 +198,7 @@ def test_numbers_that_are_not_finite_are_told_where_they_arise(network: LoopedMo
 
 def test_a_capture_holds_what_runs(tmp_path: Path, network: LoopedMoE) -> None:
     samples = text_samples(7, padding=2)
-    capture = record(
-        network, samples, tmp_path / "a.h5", batch_size=3, dtype="float32", visits=[1], suffixes=tuple(SITES)
-    )
+    capture = record(network, samples, tmp_path / "a", batch_size=3, dtype="float32", visits=[1], suffixes=tuple(SITES))
     running = list(run_batches(network, samples, tuple(SITES), batch_size=3, visits=[1]))
     read = list(capture.batches(tuple(SITES), 3))
     for ours, theirs in zip(read, running, strict=True):
@@ -212,24 +212,24 @@ def test_a_capture_holds_what_runs(tmp_path: Path, network: LoopedMoE) -> None:
 
 
 def test_the_request_says_what_fixes_the_numbers(tmp_path: Path, network: LoopedMoE) -> None:
-    capture = record(network, text_samples(3), tmp_path / "a.h5", batch_size=2, rows=[0, 2], source={"seed": 7})
+    capture = record(network, text_samples(3), tmp_path / "a", batch_size=2, rows=[0, 2], source={"seed": 7})
     request = capture.request
     assert request["weights"] == weights_digest(network) != weights_digest(LoopedMoE(LOOPED, seed=4))
     assert (request["batch_shape"], request["threads"], request["seed"]) == ([2, 12], 1, 7)
     assert request["experts"] == {"backend": "torch", "fp_fusion": True}
     assert (request["dtype"], request["device"]) == ("float16", "cpu")
-    assert capture.sample_ids.tolist() == [0, 2]
+    assert [batch.sample_ids.tolist() for batch in capture.batches(())] == [[0, 2]]
     assert capture.sites == tuple(suffix for suffix in SITES if suffix in DEFAULT_SITES)
 
 
 def test_a_capture_of_an_edited_network_says_so(tmp_path: Path, network: LoopedMoE) -> None:
     samples, name = text_samples(4), hook_name(3, "hook_mlp_out")
     with network.hooks(fwd_hooks=[(name, lambda x, hook: 0 * x)]):
-        capture = record(network, samples, tmp_path / "a.h5", suffixes=["hook_mlp_out"])
+        capture = record(network, samples, tmp_path / "a", suffixes=["hook_mlp_out"])
     assert not capture.read("hook_mlp_out", 3).any()
     assert capture.request["hooked"] == [name]
     with pytest.raises(UserError, match="a capture must not replace another"):
-        record(network, samples, tmp_path / "a.h5", suffixes=["hook_mlp_out"])
+        record(network, samples, tmp_path / "a", suffixes=["hook_mlp_out"])
 
 
 def test_who_watches_is_told_what_is_done(tmp_path: Path, network: LoopedMoE) -> None:
@@ -239,21 +239,43 @@ def test_who_watches_is_told_what_is_done(tmp_path: Path, network: LoopedMoE) ->
         told.append((len(contents.samples), remaining))
         return told.append
 
-    record(network, text_samples(5), tmp_path / "a.h5", suffixes=[PATTERN], batch_size=2, watch=watch)
-    record(network, text_samples(5), tmp_path / "a.h5", suffixes=[PATTERN], batch_size=2, watch=watch)
+    record(network, text_samples(5), tmp_path / "a", suffixes=[PATTERN], batch_size=2, watch=watch)
+    record(network, text_samples(5), tmp_path / "a", suffixes=[PATTERN], batch_size=2, watch=watch)
     assert told == [(5, 3), 1, 2, 3, (5, 0)]
 
 
 def test_bfloat16_keeps_its_bits(tmp_path: Path) -> None:
     network = LoopedMoE(LOOPED, seed=3).bfloat16()
-    capture = record(network, text_samples(2), tmp_path / "a.h5", suffixes=[PATTERN, KEYS], batch_size=2)
-    with capture.file("read") as file:
-        assert (file[KEYS].dtype, file[KEYS].attrs["torch_dtype"]) == (np.uint16, b"bfloat16")
-        assert (file[PATTERN].dtype, "torch_dtype" in file[PATTERN].attrs) == (np.float16, False)
+    capture = record(network, text_samples(2), tmp_path / "a", suffixes=[PATTERN, KEYS], batch_size=2)
+    assert {suffix: site.stored for suffix, site in capture.manifest.sites.items()} == {
+        PATTERN: "float16",
+        KEYS: "bfloat16",
+    }
     (batch,) = run_batches(network, text_samples(2), [PATTERN, KEYS], batch_size=2)
     assert np.array_equal(capture.read(KEYS, 3), batch.sites[3, KEYS])
     (read,) = capture.batches([KEYS])
     assert read.bfloat16 == {KEYS}
+
+
+def test_shards_are_as_large_as_they_may_be(tmp_path: Path, network: LoopedMoE) -> None:
+    def shard_sizes(name: str, num: int, suffixes: list[str], **options: int) -> list[int]:
+        capture = record(network, text_samples(num), tmp_path / name, suffixes=suffixes, batch_size=2, **options)
+        return [shard.samples for shard in capture.manifest.shards]
+
+    a_batch = 2 * (12 * 17 + 6 * 4 * 12 * 12 * 2)
+    assert shard_sizes("small", 7, [PATTERN]) == [7]
+    assert shard_sizes("batches", 7, [PATTERN], shard_bytes=2 * a_batch) == [4, 3]
+    assert shard_sizes("one batch is more", 7, [PATTERN], shard_bytes=1) == [2, 2, 2, 1]
+    assert shard_sizes("outputs alone", 130, []) == [128, 2]
+
+
+def test_numbers_that_are_not_finite_are_not_recorded(tmp_path: Path, network: LoopedMoE) -> None:
+    """A key that no query sees leaves the logits as they are; recorded, it could never be verified."""
+    edit = (hook_name(4, "attn.hook_v"), lambda x, hook: torch.where(torch.arange(12)[:, None, None] == 11, x, x))
+    nan = (hook_name(5, "hook_mlp_out"), lambda x, hook: x * float("nan"))
+    with network.hooks(fwd_hooks=[edit, nan]), pytest.raises(UserError, match="got nan in hook_mlp_out at layer 4"):
+        record(network, text_samples(2), tmp_path / "a", suffixes=["hook_mlp_out"])
+    assert not (tmp_path / "a").exists()
 
 
 def test_a_value_beyond_float16_stops_with_the_site_and_the_way_out(tmp_path: Path) -> None:
@@ -262,9 +284,9 @@ def test_a_value_beyond_float16_stops_with_the_site_and_the_way_out(tmp_path: Pa
         network.embed.weight[97:123] = 1e5
     options = {"suffixes": ["hook_resid_pre"], "batch_size": 2}
     with pytest.raises(UserError, match=r"values of hook_resid_pre must fit float16.*record with --dtype float32"):
-        record(network, text_samples(2), tmp_path / "a.h5", **options)
-    assert not (tmp_path / "a.h5").exists()
-    capture = record(network, text_samples(2), tmp_path / "b.h5", dtype="float32", **options)
+        record(network, text_samples(2), tmp_path / "a", **options)
+    assert not (tmp_path / "a").exists()
+    capture = record(network, text_samples(2), tmp_path / "b", dtype="float32", **options)
     assert capture.read("hook_resid_pre", 0).max() == np.float32(1e5)
 
 
@@ -283,8 +305,8 @@ def run_main(arguments: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory, ckpt: Path) -> Path:
-    out = tmp_path_factory.mktemp("uninterrupted") / "a.h5"
-    assert Child(partial(run_main, command(ckpt, out))).wait() == (0, "")
+    out = tmp_path_factory.mktemp("uninterrupted") / "a"
+    assert Child(partial(in_shards_of_a_batch, partial(run_main, command(ckpt, out)))).wait() == (0, "")
     return out
 
 
@@ -307,110 +329,157 @@ def test_the_same_command_gives_the_same_bytes(
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        run_main(command(ckpt, "a.h5", "--visits", "2", "--heads", "1", "--sites", PATTERN, KEYS))
-        files.append(Path("a.h5").read_bytes())
+        run_main(command(ckpt, "a", "--visits", "2", "--heads", "1", "--sites", PATTERN, KEYS))
+        files.append([path.read_bytes() for path in (*shard_paths(Path("a")), Path("a") / MANIFEST)])
         time.sleep(1.1 if name == "one" else 0)  # a time stamp in the file would differ
     assert files[0] == files[1]
     out = capfd.readouterr().out
     # 12 samples, 2 steps, one head: T x T of attention and T x 6 of keys, 2 bytes each; T is the longest row.
-    capture = Capture(tmp_path / "one" / "a.h5")
+    capture = Capture(tmp_path / "one" / "a")
     num_tokens = capture.samples.ids_NT.shape[1]
     size = 12 * 2 * 2 * (num_tokens**2 + 6 * num_tokens) + 12 * num_tokens * 17
-    assert f"12 samples, 2 sites, about {size}B in parts and as much again in the file" in out
+    assert f"12 samples, 2 sites, about {size}B before compression; batches to record: 6" in out
     assert capture.kept[PATTERN] == ((3, 4), (0,))
-    assert capture.command.startswith("python -m cache.record --ckpt ")
+    assert capture.manifest.command.startswith("python -m cache.record --ckpt ")
 
 
 def test_the_untrained_network_is_of_the_given_seed(tmp_path: Path, ckpt: Path) -> None:
-    arguments = command(ckpt, tmp_path / "a.h5", "--untrained", "--untrained-seed", "5", "--sites", KEYS)
+    arguments = command(ckpt, tmp_path / "a", "--untrained", "--untrained-seed", "5", "--sites", KEYS)
     assert Child(partial(run_main, arguments)).wait() == (0, "")
-    request = Capture(tmp_path / "a.h5").request
+    request = Capture(tmp_path / "a").request
     assert (request["weights"], request["untrained_seed"]) == (weights_digest(LoopedMoE(LOOPED, seed=5)), 5)
 
 
 def test_killed_at_random_moments_and_gone_on_with(tmp_path: Path, ckpt: Path, uninterrupted: Path) -> None:
-    out, delays = tmp_path / "a.h5", []
+    out, delays = tmp_path / "a", []
+    work = partial(run_main, command(ckpt, out))
     for _ in range(12):
         delays.append(random.uniform(0, 0.6))
-        code, errors = killed_after(delays[-1], partial(run_main, command(ckpt, out)))
+        code, errors = killed_after(delays[-1], partial(in_shards_of_a_batch, work))
         assert code in (0, -signal.SIGKILL), (errors, delays)
         if code == 0:
             break
-    if not out.exists():
-        assert Child(partial(run_main, command(ckpt, out))).wait()[0] == 0, delays
+    assert Child(partial(in_shards_of_a_batch, work)).wait() == (0, ""), delays
     assert contents(out) == contents(uninterrupted), delays
     verify(out)
 
 
-def slowly(work: Callable[[], None], pause: float) -> None:
-    """Do the work with a pause before each part is written."""
+def in_shards_of_a_batch(work: Callable[[], None], pause: float = 0.0) -> None:
+    """Do the work with shards as small as they can be, and a pause before each is recorded."""
     add = Recording.add
 
-    def paused(self: Recording, batch: Batch) -> None:
+    def paused(self: Recording, positions: range, batches: Iterator[Batch]) -> None:
         time.sleep(pause)
-        add(self, batch)
+        add(self, positions, batches)
 
     Recording.add = paused
+    record_module.MOST_BATCHES = 1
     work()
 
 
 def test_ctrl_c_ends_with_130_and_the_command_to_go_on(tmp_path: Path, ckpt: Path, uninterrupted: Path) -> None:
-    out = tmp_path / "a.h5"
+    out = tmp_path / "a"
     arguments = command(ckpt, out)
-    child = Child(partial(slowly, partial(run_main, arguments), 0.05))
-    while len(list(parts_folder(out).glob("*-*.h5"))) < 2:
+    child = Child(partial(in_shards_of_a_batch, partial(run_main, arguments), 0.05))
+    while len(shard_paths(out)) < 2:
         assert child.running()
         time.sleep(0.005)
     child.send(signal.SIGINT)
     code, errors = child.wait()
     assert code == 130, errors
-    assert errors == (
-        f"finished parts stay in {parts_folder(out)}; to go on: "
-        f"{shlex.join(['python', '-m', 'cache.record', *arguments])}\ninterrupted\n"
-    )
-    assert 2 <= len(list(parts_folder(out).glob("*-*.h5"))) < 6
-    assert Child(partial(run_main, arguments)).wait() == (0, "")
+    going_on = shlex.join(["python", "-m", "cache.record", *arguments])
+    assert errors == f"finished shards stay in {out}; to go on: {going_on}\ninterrupted\n"
+    assert 2 <= len(shard_paths(out)) < 6
+    assert Child(partial(in_shards_of_a_batch, partial(run_main, arguments))).wait() == (0, "")
     assert contents(out) == contents(uninterrupted)
+
+
+def test_ctrl_c_before_any_shard_leaves_nothing(tmp_path: Path, ckpt: Path) -> None:
+    out = tmp_path / "a"
+    child = Child(partial(in_shards_of_a_batch, partial(run_main, command(ckpt, out)), 0.5))
+    while not out.exists():
+        assert child.running()
+        time.sleep(0.005)
+    child.send(signal.SIGINT)
+    assert child.wait() == (130, "interrupted\n")
+    assert not out.exists()
+
+
+def test_ctrl_c_that_python_would_drop_ends_the_recording(tmp_path: Path, ckpt: Path) -> None:
+    """It arrives in the callback of a weak reference, where every exception is ignored."""
+    out, arguments = tmp_path / "a", command(ckpt, tmp_path / "a")
+    kept: list[object] = []
+
+    def work() -> None:
+        add = Recording.add
+
+        def interrupted(self: Recording, positions: range, batches: Iterator[Batch]) -> None:
+            add(self, positions, batches)
+            if len(shard_paths(out)) == 2:
+                gone = LoopedMoE.__new__(LoopedMoE)
+                kept.append(weakref.ref(gone, lambda _: (os.kill(os.getpid(), signal.SIGINT), time.sleep(0.01))))
+                del gone
+                time.sleep(0.2)
+
+        Recording.add = interrupted
+        run_main(arguments)
+
+    code, errors = Child(partial(in_shards_of_a_batch, work)).wait()
+    assert (code, errors.splitlines()[-1]) == (130, "interrupted")
+    assert 2 <= len(shard_paths(out)) < 6
 
 
 def test_a_full_disk_ends_with_1_and_the_command_to_go_on(tmp_path: Path, ckpt: Path, uninterrupted: Path) -> None:
-    out = tmp_path / "a.h5"
+    out = tmp_path / "a"
     arguments = command(ckpt, out)
-    code, errors = Child(partial(limit_files_after, partial(run_main, arguments), 3, 1000)).wait()
-    assert code == 1, errors
-    first, second = errors.splitlines()
-    assert first.endswith(f"to go on: {shlex.join(['python', '-m', 'cache.record', *arguments])}")
-    assert second.startswith("error: File too large")
-    assert len(list(parts_folder(out).glob("*-*.h5"))) == 3
-    assert Child(partial(run_main, arguments)).wait() == (0, "")
+    work = partial(limit_files_after, partial(run_main, arguments), 3, 1000)
+    code, errors = Child(partial(in_shards_of_a_batch, work)).wait()
+    going_on = shlex.join(["python", "-m", "cache.record", *arguments])
+    assert (code, errors) == (
+        1,
+        f"finished shards stay in {out}; to go on: {going_on}\nerror: File too large: {out / '000006-000007.h5'}\n",
+    )
+    assert len(shard_paths(out)) == 3
+    assert Child(partial(in_shards_of_a_batch, partial(run_main, arguments))).wait() == (0, "")
     assert contents(out) == contents(uninterrupted)
+
+
+def test_a_disk_that_is_full_from_the_beginning_says_nothing_of_shards(tmp_path: Path, ckpt: Path) -> None:
+    out = tmp_path / "a"
+    work = partial(limit_files_after, partial(run_main, command(ckpt, out)), 0, 1000)
+    assert Child(work).wait() == (1, f"error: File too large: {out / '000000-000011.h5'}\n")
+    assert not out.exists()
 
 
 def test_bad_input_ends_with_2_and_writes_nothing(tmp_path: Path, ckpt: Path) -> None:
     (tmp_path / "file").write_text("")
     cases = [
-        (command(tmp_path / "none", tmp_path / "a.h5"), "a checkpoint must be a folder"),
-        (command(ckpt, tmp_path / "file" / "a.h5"), "the output folder must be writable; got "),
-        (command(ckpt, tmp_path / "a.hdf"), "a capture's name must end in .h5; got "),
-        (command(ckpt, tmp_path / "a.h5", "--visits", "3"), "visits must be 1 to 2, counted from 1; got 3"),
-        (command(ckpt, tmp_path / "a.h5", "--layers", "0"), "layers must be 1 to 4, counted from 1; got 0"),
-        (command(ckpt, tmp_path / "a.h5", "--heads", "5"), "heads must be 1 to 4, counted from 1; got 5"),
-        (command(ckpt, tmp_path / "a.h5", "--rows", "12"), "rows must be 0 to 11; got 12"),
-        (command(ckpt, tmp_path / "a.h5", "--sites", "hook_q"), "a site must be one of the hook suffixes of a step"),
-        (command(ckpt, tmp_path / "a.h5", "--batch-size", "0"), "batch_size must be at least 1; got 0"),
-        (command(ckpt, tmp_path / "a.h5", "--samples", "0"), "samples must be at least 1; got 0"),
-        (command(ckpt, tmp_path / "a.h5", "--shots", "4"), "Dyck shots must be at most 3, the largest number that"),
-        (command(ckpt, tmp_path / "a.h5", "--threads", "0"), "threads must be at least 1; got 0"),
-        (command(ckpt, tmp_path / "a.h5", "--untrained", "--untrained-seed", "-1"), "untrained-seed must be 0 to "),
-        (command(ckpt, tmp_path / "a.h5", "--untrained", "--untrained-seed", str(2**70)), "untrained-seed must be 0"),
-        (command(ckpt, tmp_path / f"{'a' * 300}.h5"), "a capture's name must have at most 230 bytes; got 303"),
-        (command(ckpt, tmp_path / ("a" * 300) / "a.h5"), "File name too long: "),
+        (command(tmp_path / "none", tmp_path / "a"), "a checkpoint must be a folder"),
+        (command(ckpt, tmp_path / "file" / "a"), "the output folder must be writable; got "),
+        (command(ckpt, tmp_path / "a", "--visits", "3"), "visits must be 1 to 2, counted from 1; got 3"),
+        (command(ckpt, tmp_path / "a", "--layers", "0"), "--layers must be at least 1; got 0"),
+        (command(ckpt, tmp_path / "a", "--heads", "5"), "heads must be 1 to 4, counted from 1; got 5"),
+        (command(ckpt, tmp_path / "a", "--rows", "12"), "rows must be 0 to 11; got 12"),
+        (command(ckpt, tmp_path / "a", "--sites", "hook_q"), "a site must be one of the hook suffixes of a step"),
+        (command(ckpt, tmp_path / "a", "--batch-size", "0"), "batch_size must be "),
+        (command(ckpt, tmp_path / "a", "--samples", "0"), "samples must be "),
+        (command(ckpt, tmp_path / "a", "--shots", "4"), "Dyck shots must be at most 3, the largest number that"),
+        (command(ckpt, tmp_path / "a", "--samples", "1e30"), "--samples must be a number; got 1e30"),
+        (command(ckpt, tmp_path / "a", "--batch-size", str(10**30)), "batch_size must be "),
+        (command(ckpt, tmp_path / "a", "--rows", str(10**12)), "rows"),
+        (command(ckpt, tmp_path / "a", "--compression", "zip"), "--compression must be "),
+        (command(ckpt, tmp_path / "a", "--threads", "0"), "threads must be "),
+        (command(ckpt, tmp_path / "a", "--untrained", "--untrained-seed", "-1"), "untrained_seed must be "),
+        (command(ckpt, tmp_path / "a", "--untrained", "--untrained-seed", str(2**70)), "untrained_seed must be "),
+        (command(ckpt, tmp_path / ("a" * 300)), "the output folder must be writable; got "),
+        (command(ckpt, tmp_path / ("a" * 300) / "a"), "the output folder must be writable; got "),
+        (command(ckpt, "a\0b"), "a path must be"),
         (
-            command(ckpt, tmp_path / "a.h5", "--layers", "1", "--visits", "2"),
-            "the chosen layers must run on the chosen visits; got layers [1] and visits [2], counted from 1: ",
+            command(ckpt, tmp_path / "a", "--layers", "1", "--visits", "2"),
+            "the chosen layers must run on the chosen visits; got layers 1 and visits 2, counted from 1: a",
         ),
         (
-            [*command(ckpt, tmp_path / "a.h5"), "--data", "verse"],
+            [*command(ckpt, tmp_path / "a"), "--data", "verse"],
             "data must be one of dyck, code, prose, math, backcopy",
         ),
     ]
@@ -418,17 +487,17 @@ def test_bad_input_ends_with_2_and_writes_nothing(tmp_path: Path, ckpt: Path) ->
         code, errors = Child(partial(run_main, arguments)).wait()
         assert (code, errors.count("\n")) == (2, 1), (arguments, errors)
         assert errors.startswith(f"error: {start}"), errors
-    assert Child(partial(run_main, [*command(ckpt, tmp_path / "a.h5"), "--dtype", "float8"])).wait()[0] == 2
+    assert Child(partial(run_main, [*command(ckpt, tmp_path / "a"), "--dtype", "float8"])).wait()[0] == 2
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_another_recording_under_the_same_name_is_refused(tmp_path: Path, ckpt: Path, uninterrupted: Path) -> None:
-    out = Path(shutil.copy(uninterrupted, tmp_path / "a.h5"))
+    out = Path(shutil.copytree(uninterrupted, tmp_path / "a"))
     code, errors = Child(partial(run_main, command(ckpt, out, "--seed", "1"))).wait()
     assert code == 2
     assert "a capture must not replace another" in errors
-    assert Child(partial(run_main, command(ckpt, out))).wait() == (0, "")
-    assert out.read_bytes() == uninterrupted.read_bytes()
+    assert Child(partial(in_shards_of_a_batch, partial(run_main, command(ckpt, out)))).wait() == (0, "")
+    assert contents(out) == contents(uninterrupted)
 
 
 def test_help_does_not_import_torch() -> None:

@@ -44,7 +44,7 @@ def test_head_axes() -> None:
         ({"layers": [4]}, r"layers must be 0 to 3, counted from 0; got 4"),
         ({"visits": [0, 2]}, r"visits must be 0 to 1, counted from 0; got 2"),
         ({"heads": [-1]}, r"heads must be 0 to 3, counted from 0; got -1"),
-        ({"layers": [0], "visits": [1]}, r"the chosen layers must run on the chosen visits; got layers \[0\]"),
+        ({"layers": [0], "visits": [1]}, r"the chosen layers must run on the chosen visits; got layers 0 and "),
     ],
 )
 def test_filters_outside_the_network(filters: dict[str, list[int]], match: str) -> None:

@@ -1,26 +1,45 @@
 """A capture gives back what was recorded, reads no more than it is asked for, and refuses files that are not one."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
+from cache import shard
 from cache.batch import Batch
 from cache.layout import Contents
-from cache.parts import Recording, write_capture
+from cache.manifest import MANIFEST
+from cache.recording import Recording
 from cache.selection import select
 from cache.store import Capture
+from cache.verify import verify
+from smelt_interp.data.token_text import TokenText
 from smelt_interp.data.tokenizer import BYTES
 from smelt_interp.errors import UserError
 from smelt_interp.sites import SITES as ALL_SITES
 from tests.support.planted import LOOPED, planted_batch, random_sites, split_batch, text_samples
-from tests.support.planted_captures import ARCHITECTURE, SITES, planted_capture, random_batch
+from tests.support.planted_captures import (
+    ARCHITECTURE,
+    SITES,
+    damage,
+    planted_capture,
+    random_batch,
+    shard_paths,
+    sign,
+    write_manifest,
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,25 +49,26 @@ def batch() -> Batch:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory, batch: Batch) -> Path:
-    return planted_capture(tmp_path_factory.mktemp("written") / "a.h5", batch, dtype="float32").path
+    return planted_capture(tmp_path_factory.mktemp("written") / "a", batch, dtype="float32").path
 
 
 @pytest.fixture
 def path(tmp_path: Path, written: Path) -> Path:
-    """A capture of float32 that the test may damage."""
-    shutil.copy(f"{written}.sha256", tmp_path)
-    return Path(shutil.copy(written, tmp_path))
+    """A capture of float32, shards of 3, 3 and 1 samples, that the test may damage."""
+    return Path(shutil.copytree(written, tmp_path / "a"))
 
 
 def joined(batches: list[Batch], key: tuple[int, str]) -> np.ndarray:
     return np.concatenate([each.sites[key] for each in batches])
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 8])
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
 def test_batches_are_what_was_planted(path: Path, batch: Batch, batch_size: int) -> None:
     capture = Capture(path)
     batches = list(capture.batches(SITES, batch_size))
-    assert [len(each.samples) for each in batches] == {1: [1] * 7, 3: [3, 3, 1], 8: [7]}[batch_size]
+    assert [len(each.samples) for each in batches] == {1: [1] * 7, 2: [2, 1, 2, 1, 1], 3: [3, 3, 1], 8: [3, 3, 1]}[
+        batch_size
+    ]
     for key, values in batch.sites.items():
         assert np.array_equal(joined(batches, key), values)
     for name in ("logprob_BT", "argmax_BT", "sample_ids"):
@@ -58,22 +78,21 @@ def test_batches_are_what_was_planted(path: Path, batch: Batch, batch_size: int)
 
 
 def test_float16_is_within_its_rounding(tmp_path: Path, batch: Batch) -> None:
-    capture = planted_capture(tmp_path / "a.h5", batch)
-    (read,) = capture.batches(["attn.hook_pattern"], 8)
+    capture = planted_capture(tmp_path / "a", batch)
     for step in range(6):
-        values = read.sites[step, "attn.hook_pattern"]
+        values = capture.read("attn.hook_pattern", step)
         assert values.dtype == np.float32
         assert np.abs(values - batch.sites[step, "attn.hook_pattern"]).max() < 5e-4
 
 
 def test_one_head_and_some_samples_of_each_site(tmp_path: Path) -> None:
     batch = random_batch(4, suffixes=tuple(ALL_SITES))
-    capture = planted_capture(tmp_path / "a.h5", batch, dtype="float32")
+    capture = planted_capture(tmp_path / "a", batch, dtype="float32")
     assert capture.sites == tuple(ALL_SITES)
     for suffix, site in ALL_SITES.items():
         expected = batch.sites[3, suffix]
         assert np.array_equal(capture.read(suffix, 3), expected)
-        assert np.array_equal(capture.read(suffix, 3, samples=slice(1, 3)), expected[1:3])
+        assert np.array_equal(capture.read(suffix, 3, rows=slice(1, 3)), expected[1:3])
         if suffix in batch.heads:
             axis = 1 if "S" in site.axes else 2
             assert np.array_equal(capture.read(suffix, 3, head=1), expected.take(1, axis))
@@ -91,10 +110,10 @@ def test_heads_are_addressed_by_their_number_in_the_network(tmp_path: Path) -> N
         sites=some,
         heads={"attn.hook_pattern": (1, 3)},
     )
-    capture = planted_capture(tmp_path / "a.h5", batch, dtype="float32")
+    capture = planted_capture(tmp_path / "a", batch, dtype="float32")
     assert np.array_equal(capture.read("attn.hook_pattern", 4, head=3), whole.sites[4, "attn.hook_pattern"][:, 3])
-    assert capture.sample_ids.tolist() == [4, 5, 9, 30]
-    assert [sorted(each.sites) for each in capture.batches(["attn.hook_pattern"])] == [sorted(some)]
+    assert [each.sample_ids.tolist() for each in capture.batches(())] == [[4, 5, 9], [30]]
+    assert [sorted(each.sites) for each in capture.batches(["attn.hook_pattern"])] == [sorted(some)] * 2
     with pytest.raises(UserError, match=r"a head of attn.hook_pattern must be one of those recorded, \[1, 3\]; got 2"):
         capture.read("attn.hook_pattern", 4, head=2)
     with pytest.raises(UserError, match=r"a step of attn.hook_pattern must be one of those recorded, \[2, 4\]; got 0"):
@@ -103,7 +122,7 @@ def test_heads_are_addressed_by_their_number_in_the_network(tmp_path: Path) -> N
 
 def test_a_capture_without_sites_holds_what_the_network_answered(tmp_path: Path) -> None:
     batch = random_batch(4, suffixes=())
-    capture = planted_capture(tmp_path / "a.h5", batch)
+    capture = planted_capture(tmp_path / "a", batch)
     assert capture.sites == ()
     assert np.array_equal(np.concatenate([each.logprob_BT for each in capture.batches((), 3)]), batch.logprob_BT)
 
@@ -116,8 +135,9 @@ def test_text_is_that_of_the_tokens(path: Path, batch: Batch) -> None:
 
 def test_text_that_is_no_utf8_and_samples_that_are_not_there(tmp_path: Path) -> None:
     batch = random_batch(2, suffixes=())
-    batch.samples.ids_NT[1, 1:3] = 0xC3, 40
-    capture = planted_capture(tmp_path / "a.h5", batch)
+    text = TokenText.of([b""] * 12 + [b"", b"\xc3", b"("] + [b""] * 9)
+    capture = planted_capture(tmp_path / "a", replace(batch, samples=replace(batch.samples, text=text)))
+    assert capture.text(0) == ""
     assert "\ufffd(" in capture.text(1)
     for sample in (-1, 2):
         with pytest.raises(UserError, match=f"a sample must be 0 to 1; got {sample}"):
@@ -138,17 +158,29 @@ def bytes_read_by(work: Callable[[], object]) -> int:
 
 
 def test_one_matrix_is_read_without_the_rest(tmp_path: Path) -> None:
+    """The first time, its shard is read for the digest; the other shard never is."""
     samples = text_samples(30, 64)
     whole = planted_batch(LOOPED, samples, random_sites(LOOPED, samples, ("attn.hook_pattern",)))
-    capture = planted_capture(tmp_path / "a.h5", whole, batch_size=15, dtype="float32")
+    capture = planted_capture(tmp_path / "a", whole, batch_size=15, dtype="float32")
     matrix = 64 * 64 * 4
-    size = capture.path.stat().st_size
-    assert size > 6 * 30 * 4 * matrix / 3
-    read = bytes_read_by(lambda: capture.read("attn.hook_pattern", 3, samples=slice(7, 8), head=2))
-    assert read < 3 * matrix
-    assert read < size / 100
-    everything = bytes_read_by(lambda: list(capture.batches(["attn.hook_pattern"])))
-    assert everything > size / 2
+    size = capture.manifest.shards[0].num_bytes
+    assert size > 6 * 15 * 4 * matrix / 3
+    with unread_files():
+        first = bytes_read_by(lambda: capture.read("attn.hook_pattern", 3, rows=slice(7, 8), head=2))
+        assert size < first < 1.3 * size
+        again = bytes_read_by(lambda: capture.read("attn.hook_pattern", 3, rows=slice(8, 9), head=2))
+        assert again < size / 8
+        everything = bytes_read_by(lambda: list(capture.batches(["attn.hook_pattern"])))
+        assert everything > 2 * size
+
+
+@contextmanager
+def unread_files() -> Iterator[None]:
+    """As in a process that has read no shard yet."""
+    kept = dict(shard._verified)
+    shard._verified.clear()
+    yield
+    shard._verified.update(kept)
 
 
 def test_no_handle_stays_open(path: Path) -> None:
@@ -156,10 +188,10 @@ def test_no_handle_stays_open(path: Path) -> None:
     batches = capture.batches(SITES, 2)
     next(batches)
     capture.read("hook_resid_post", 0)
-    opened = [link.resolve() for link in Path("/proc/self/fd").iterdir()]
-    assert path.resolve() not in opened
-    with path.open():
-        assert path.resolve() in [link.resolve() for link in Path("/proc/self/fd").iterdir()]
+    paths = {each.resolve() for each in shard_paths(path)}
+    assert not paths & {link.resolve() for link in Path("/proc/self/fd").iterdir()}
+    with shard_paths(path)[0].open():
+        assert paths & {link.resolve() for link in Path("/proc/self/fd").iterdir()}
 
 
 def test_a_capture_is_read_without_torch(path: Path) -> None:
@@ -174,12 +206,79 @@ def test_a_capture_is_read_without_torch(path: Path) -> None:
     assert done.stdout == "7\n"
 
 
-def test_the_digest_is_that_of_the_bytes(path: Path) -> None:
-    beside = Capture(path).digest
-    path.with_name("a.h5.sha256").unlink()
-    assert Capture(path).digest == beside
-    done = subprocess.run(["sha256sum", path], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[0] == beside
+def test_the_digest_stands_for_every_byte(path: Path) -> None:
+    capture = Capture(path)
+    for entry, file in zip(capture.manifest.shards, shard_paths(path), strict=True):
+        done = subprocess.run(["sha256sum", file], capture_output=True, text=True, check=True)
+        assert done.stdout.split()[0] == entry.sha256
+    before = capture.digest
+    damage(shard_paths(path)[1], lambda file: file["logprob"].__setitem__((0, 0), -1.0))
+    sign(path)
+    assert Capture(path).digest != before
+
+
+def test_a_file_that_this_process_has_open_is_read_all_the_same(path: Path) -> None:
+    expected = next(Capture(path).batches(SITES)).sites[2, "attn.hook_k"]
+    for options in ({}, {"locking": True}, {"locking": False}, {"libver": "latest"}):
+        with h5py.File(shard_paths(path)[0], **options):
+            assert np.array_equal(Capture(path).read("attn.hook_k", 2, slice(0, 3)), expected)
+
+
+def test_a_capture_in_a_folder_that_cannot_be_written(path: Path) -> None:
+    for each in (*path.iterdir(), path):
+        each.chmod(0o555 if each.is_dir() else 0o444)
+    try:
+        assert len(list(Capture(path).batches(SITES))) == 3
+        assert verify(path).samples == 7
+    finally:
+        path.chmod(0o755)
+
+
+def test_rows_across_shards_and_rows_that_are_none(path: Path, batch: Batch) -> None:
+    capture = Capture(path)
+    expected = batch.sites[3, "attn.hook_k"]
+    assert len(capture) == 7
+    for rows in (slice(2, 7), slice(None), slice(-2, None), slice(6, 9)):
+        assert np.array_equal(capture.read("attn.hook_k", 3, rows), expected[rows])
+    for rows in (slice(7, 9), slice(3, 3), slice(0, 7, 2)):
+        with pytest.raises(UserError, match=r"rows must be some of the samples 0 to 6, in order; got slice"):
+            capture.read("attn.hook_k", 3, rows)
+
+
+def test_an_index_that_the_network_does_not_have_is_told_where_it_is_read(path: Path) -> None:
+    name = "mlp.hook_expert_indices"
+    for value in (8, -1):
+        damage(shard_paths(path)[1], lambda file, value=value: file[name].__setitem__((0, 0, 0, 0), value))
+        sign(path)
+        with pytest.raises(UserError, match=rf"numbers of {name} must be 0 to 7; got {value}: copy or record"):
+            list(Capture(path).batches([name]))
+
+
+@pytest.mark.parametrize("head", [0, "all"])
+def test_a_shard_that_was_replaced_is_told_whatever_its_time_stamp(path: Path, batch: Batch, head: int | str) -> None:
+    """The old table is not shown for the new file: what a probe cites is what it read."""
+    capture, target = Capture(path), shard_paths(path)[1]
+    capture.read("attn.hook_k", 2, slice(3, 6), head)
+    other = planted_capture(path.parent / "b", random_batch(seed=1), dtype="float32").path
+    times = target.stat()
+    shutil.copyfile(shard_paths(other)[1], target)
+    os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    for look in (capture, Capture(path)):
+        with pytest.raises(UserError, match=rf"{target}: a shard must be as it was written; this one was changed"):
+            look.read("attn.hook_k", 2, slice(3, 6), head)
+    assert np.array_equal(capture.read("attn.hook_k", 2, slice(0, 3)), batch.sites[2, "attn.hook_k"][:3])
+
+
+def test_two_chunks_that_change_places_are_told(path: Path) -> None:
+    target = shard_paths(path)[0]
+    with h5py.File(target) as file:
+        chunks = [file["hook_resid_post"].id.get_chunk_info(index) for index in (3, 9)]
+    data = bytearray(target.read_bytes())
+    (a, b), size = (chunk.byte_offset for chunk in chunks), chunks[0].size
+    data[a : a + size], data[b : b + size] = data[b : b + size], data[a : a + size]
+    target.write_bytes(data)
+    with pytest.raises(UserError, match="this one was changed or replaced"):
+        Capture(path).read("attn.hook_k", 0)
 
 
 def test_a_site_that_was_not_recorded(path: Path) -> None:
@@ -191,28 +290,29 @@ def test_a_site_that_was_not_recorded(path: Path) -> None:
         Capture(path).batches(SITES, 0)
 
 
-# Files that are not a capture
+# Folders that are not a capture
 
 
-def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"a capture must be a file; got .*none.h5"):
-        Capture(tmp_path / "none.h5")
-    with pytest.raises(UserError, match="a capture must be a file"):
-        Capture(tmp_path)
+def test_no_folder(tmp_path: Path, path: Path) -> None:
+    for name in ("none", "", ".", "a\0b", "x" * 300, "a/000000-000002.h5/more"):
+        with pytest.raises(UserError, match=r"a capture must be a folder (with a manifest.json|that can be read);"):
+            Capture(tmp_path / name if name else "")
+    with pytest.raises(UserError, match=r"got the file .*000002.h5: version 1, one .h5 file, is read by "):
+        Capture(shard_paths(path)[0])
 
 
-@pytest.mark.parametrize("content", [b"", b"not an HDF5 file at all" * 100])
-def test_another_kind_of_file(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.h5").write_bytes(content)
-    with pytest.raises(UserError, match="a capture must be a whole HDF5 file"):
-        Capture(tmp_path / "a.h5")
-
-
-@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
-def test_a_truncated_file(path: Path, kept: float) -> None:
-    os.truncate(path, int(path.stat().st_size * kept))
-    with pytest.raises(UserError, match=r"a capture must be a whole HDF5 file to open; got .*a.h5.*copy or record"):
-        Capture(path)
+def test_a_file_of_version_1_gets_one_line(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "old.h5", "w") as file:
+        file.attrs.update(schema=np.bytes_("smelt.capture"), version=1)
+    for module in ("cache.info", "cache.verify"):
+        done = subprocess.run(
+            [sys.executable, "-m", module, tmp_path / "old.h5"], capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (
+            f"error: a capture must be a folder of shards; got the file {tmp_path / 'old.h5'}: version 1, one .h5 "
+            "file, is read by the release that wrote it: record it again\n"
+        )
 
 
 def test_an_unfinished_capture_names_the_command_to_go_on(tmp_path: Path, batch: Batch) -> None:
@@ -222,31 +322,96 @@ def test_an_unfinished_capture_names_the_command_to_go_on(tmp_path: Path, batch:
         sample_ids=batch.sample_ids,
         sites=select(ARCHITECTURE, SITES),
         precision="float16",
+        compression="gzip",
+        shard_samples=3,
         source={},
     )
-    recording = Recording(tmp_path / "a.h5", contents, "python -m cache.record --out a.h5")
-    recording.add(next(split_batch(batch, 3)))
-    match = r"a capture must be finished; got .*a.parts with 1 finished parts: go on with: python -m cache.record --out"
-    for name in ("a.h5", "a.parts"):
-        with pytest.raises(UserError, match=match):
-            Capture(tmp_path / name)
+    recording = Recording(tmp_path / "a", contents, "python -m cache.record --out a")
+    recording.add(range(3), [next(split_batch(batch, 3))])
+    match = r"must be finished; got .*a with 1 finished shards: go on with: python -m cache.record --out a$"
+    with pytest.raises(UserError, match=match):
+        Capture(tmp_path / "a")
 
 
-def damage(path: Path, change: Callable[[h5py.File], None]) -> None:
-    with h5py.File(path, "r+", libver=("v110", "v110")) as file:
-        change(file)
+@pytest.mark.parametrize("content", [b"", b"not an HDF5 file at all" * 100])
+def test_another_kind_of_file_for_a_shard(path: Path, content: bytes) -> None:
+    target = shard_paths(path)[0]
+    target.write_bytes(content)
+    with pytest.raises(UserError, match="a shard must be as it was written"):
+        Capture(path).read("attn.hook_k", 0)
+    if content:
+        sign(path)
+        with pytest.raises(UserError, match=r"a shard must be a whole HDF5 file; got .*h5: .*copy or record it again"):
+            Capture(path).read("attn.hook_k", 0)
+    target.unlink()
+    with pytest.raises(UserError, match=rf"a capture must have all its shards; got no {target}: copy"):
+        Capture(path).read("attn.hook_k", 0)
+    os.mkfifo(target)
+    with pytest.raises(UserError, match=rf"a shard must be a plain file; got {target}"):
+        Capture(path).read("attn.hook_k", 0)
+
+
+def manifest_of(folder: Path) -> dict[str, object]:
+    return json.loads((folder / MANIFEST).read_text())
+
+
+ENTRY = {"first": 0, "samples": 7, "num_bytes": 9, "sha256": "0" * 64}
+KEYS = {"steps": [0], "heads": [0], "stored": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"version": 3}, r"must have the version 2; got 3: read it with the release that wrote it"),
+        ({"schema": "other"}, r"must have the schema smelt.capture; got 'other'"),
+        ({"architecture": {}}, r"an architecture must give every required field"),
+        ({"architecture": 3}, r"a capture's manifest must hold what one holds; got"),
+        ({"shards": []}, r"shards must follow each other from sample 0; got 0 that do not"),
+        ({"shards": [3]}, r"a capture's manifest must hold what one holds; got"),
+        ({"shards": [ENTRY | {"first": 1}]}, r"shards must follow each other"),
+        ({"shards": [ENTRY | {"samples": 10**18}]}, r"samples must be at most 1000000000; got 10{18}$"),
+        ({"sites": {"hook_q": KEYS}}, r"a site must be one of the hook suffixes"),
+        ({"sites": {"attn.hook_k": KEYS | {"steps": [9]}}}, r"steps of attn.hook_k must be ascending"),
+        ({"sites": {"attn.hook_k": KEYS | {"steps": 3}}}, r"must hold what one holds; got"),
+        ({"sites": {"attn.hook_k": KEYS | {"stored": "int32"}}}, r"must be stored as its numbers are"),
+        ({"num_tokens": 65}, r"num_tokens must be at most the context of 64; got 65"),
+        ({"num_tokens": None}, r"num_tokens must be a whole number; got None"),
+        ({"compression": "zip"}, r"compression must be 'none', 'lzf' or 'gzip'; got 'zip'"),
+        ({"extra": 1}, r"only fields of Manifest may be given; got extra"),
+    ],
+)  # fmt: skip
+def test_manifests_that_break_the_schema(path: Path, changed: dict[str, object], match: str) -> None:
+    write_manifest(path, manifest_of(path) | changed)
+    with pytest.raises(UserError, match=match) as raised:
+        Capture(path)
+    assert str(path) in str(raised.value)
+
+
+def test_a_manifest_that_was_edited_is_told(path: Path) -> None:
+    values = manifest_of(path)
+    for changed in ({"command": "another"}, {"digest": "0" * 64}, {"digest": None}):
+        (path / MANIFEST).write_text(json.dumps(values | changed))
+        with pytest.raises(UserError, match=r"manifest.json: a manifest must be as it was written; its digest"):
+            Capture(path)
+    (path / MANIFEST).write_text("[" * 100_000)
+    with pytest.raises(UserError, match="a capture's manifest must hold JSON"):
+        Capture(path)
+    os.remove(path / MANIFEST)
+    os.mkfifo(path / MANIFEST)
+    with pytest.raises(UserError, match="a capture's manifest must be a plain file"):
+        Capture(path)
 
 
 def virtual(file: h5py.File) -> None:
     del file["hook_resid_post"]
-    layout = h5py.VirtualLayout(shape=(6, 7, 12, 8), dtype="f4")
-    layout[0] = h5py.VirtualSource("elsewhere.h5", "data", shape=(7, 12, 8))
+    layout = h5py.VirtualLayout(shape=(6, 3, 12, 8), dtype="f4")
+    layout[0] = h5py.VirtualSource("elsewhere.h5", "data", shape=(3, 12, 8))
     file.create_virtual_dataset("hook_resid_post", layout)
 
 
 def stored_elsewhere(file: h5py.File) -> None:
     del file["hook_resid_post"]
-    file.create_dataset("hook_resid_post", (6, 7, 12, 8), "f4", external=[("/etc/passwd", 0, 6 * 7 * 12 * 8 * 4)])
+    file.create_dataset("hook_resid_post", (6, 3, 12, 8), "f4", external=[("/etc/passwd", 0, 6 * 3 * 12 * 8 * 4)])
 
 
 def linked(link: object) -> Callable[[h5py.File], None]:
@@ -257,83 +422,130 @@ def linked(link: object) -> Callable[[h5py.File], None]:
     return change
 
 
-def strange_filter(file: h5py.File) -> None:
-    del file["hook_resid_post"]
-    file.create_dataset("hook_resid_post", (6, 7, 12, 8), "f4", compression="lzf")
-
-
 def without(name: str) -> Callable[[h5py.File], None]:
+    return lambda file: file.__delitem__(name)
+
+
+def stored_as(name: str = "hook_resid_post", shape: tuple[int, ...] = (6, 3, 12, 8), dtype: str = "f4",
+              **options: object) -> Callable[[h5py.File], None]:  # fmt: skip
+    """The dataset laid out otherwise."""
+
     def change(file: h5py.File) -> None:
         del file[name]
+        file.create_dataset(name, data=np.ones(shape, dtype), **options)
 
     return change
 
 
-def attribute(name: str, value: object) -> Callable[[h5py.File], None]:
-    def change(file: h5py.File) -> None:
-        file.attrs[name] = value
-
-    return change
-
-
-def replaced(name: str, value: np.ndarray) -> Callable[[h5py.File], None]:
-    def change(file: h5py.File) -> None:
-        attributes = dict(file[name].attrs)
-        del file[name]
-        file[name] = value
-        file[name].attrs.update(attributes)
-
-    return change
+SITE = {"chunks": (1, 1, 12, 8), "fletcher32": True}
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (attribute("version", 2), r"must be of version 1; got 2: read it with the release that wrote it"),
-        (attribute("schema", np.bytes_("other")), r"must have the schema smelt.capture; got other"),
-        (lambda file: file.attrs.pop("schema"), r"must have the schema smelt.capture; got none"),
-        (lambda file: file.attrs.pop("request"), r"must have the text attribute request"),
-        (attribute("architecture", np.bytes_("{}")), r"an architecture must give every required field"),
-        (attribute("architecture", np.bytes_("[]")), r"must be JSON objects; got list"),
-        (attribute("architecture", np.bytes_("{")), r"a capture must be a whole HDF5 file"),
-        (attribute("command", "of variable length"), r"must have the text attribute command"),
+        (lambda file: file.attrs.pop("schema"), r"a shard must have the schema of its capture; got None"),
+        (lambda file: file.attrs.update(version=1), r"a shard must have the version of its capture; got "),
+        (lambda file: file.attrs.update(request=np.bytes_("0" * 64)), r"a shard must have the request of its capture"),
+        (lambda file: file.attrs.update(schema="of variable length"), r"a shard must have the schema of its capture"),
         (linked(h5py.ExternalLink("elsewhere.h5", "/data")), r"must hold no links to elsewhere; got ExternalLink"),
         (linked(h5py.SoftLink("/logprob")), r"must hold no links to elsewhere; got SoftLink"),
-        (virtual, r"must hold its own data; got /hook_resid_post, which is virtual or in another file"),
-        (stored_elsewhere, r"must hold its own data; got /hook_resid_post"),
-        (strange_filter, r"must use the filters gzip, shuffle, fletcher32; got number 32000"),
-        (without("hook_resid_post"), r"must hold the sites of its request"),
-        (without("logprob"), r"must hold logprob"),
-        (without("tokens/role"), r"must hold tokens/role"),
-        (without("tokens"), r"must hold tokens/ids"),
-        (lambda file: file.create_dataset("extra", data=[1]), r"got extra"),
-        (lambda file: file.create_group("tokens/more"), r"datasets of its schema alone; got /tokens/more"),
-        (replaced("hook_resid_post", np.zeros((6, 7, 12, 9), "f4")), r"hook_resid_post must be numbers of shape"),
-        (replaced("hook_resid_post", np.zeros((6, 7, 12, 8), "f8")), r"hook_resid_post must be numbers of shape"),
-        (replaced("tokens/role", np.zeros((7, 11), "u1")), r"tokens/role must be uint8 \(7, 12\); got uint8 \(7, 11\)"),
-        (replaced("argmax", np.zeros((7, 12), "f4")), r"argmax must be int32 \(7, 12\); got float32"),
-        (lambda file: file["attn.hook_k"].attrs.update(steps=[0, 9]), r"steps of attn.hook_k must be ascending"),
-        (lambda file: file["attn.hook_k"].attrs.pop("steps"), r"a capture must be a whole HDF5 file"),
+        (virtual, r"hook_resid_post must lie in chunks in its own file; got another layout, virtual or external"),
+        (stored_elsewhere, r"hook_resid_post must lie in chunks in its own file"),
+        (stored_as(), r"hook_resid_post must lie in chunks in its own file"),
+        (stored_as(chunks=(1, 1, 12, 8)), r"hook_resid_post must have the filters \(3,\); got \(\)"),
+        (stored_as(**SITE, compression="lzf"), r"hook_resid_post must have the filters \(3,\); got \(32000, 3\)"),
+        (stored_as(chunks=(1, 1, 12, 8), scaleoffset=3), r"hook_resid_post must have the filters \(3,\); got \(6,\)"),
+        (stored_as(chunks=(6, 3, 12, 8), fletcher32=True), r"must have the chunks \(1, 1, 12, 8\); got \(6,"),
+        (stored_as(shape=(6, 3, 12, 9), chunks=True), r"hook_resid_post must have the shape \(6, 3, 12, 8\); got"),
+        (stored_as(dtype="f8", **SITE), r"hook_resid_post must have the type float32; got float64"),
+        (stored_as("tokens/role", (3, 11), "u1", chunks=True), r"tokens/role must have the shape \(3, 12\); got"),
+        (stored_as("argmax", (3, 12), "f4", chunks=(3, 12)), r"argmax must have the type int32; got float32"),
+        (without("hook_resid_post"), r"the datasets of its capture; 'hook_resid_post' is missing or too much"),
+        (without("logprob"), r"'logprob' is missing or too much"),
+        (without("tokens/role"), r"'tokens/role' is missing or too much"),
+        (without("tokens/text"), r"'tokens/text/bytes' is missing or too much"),
+        (without("tokens"), r"'tokens/document' is missing or too much"),
+        (lambda file: file.create_dataset("extra", data=[1]), r"'extra' is missing or too much"),
+        (lambda file: file.create_group("tokens/more"), r"datasets of its capture alone; got '/tokens/more'"),
+        (lambda file: file["tokens/text/offsets"].__setitem__(5, -3), r"offsets of token text must rise from 0"),
+        (lambda file: file["tokens/text/offsets"].__setitem__(-1, 10**12), r"offsets of token text must rise from 0"),
     ],
 )  # fmt: skip
-def test_files_that_break_the_schema(path: Path, change: Callable[[h5py.File], None], match: str) -> None:
-    damage(path, change)
+def test_shards_that_break_the_schema(path: Path, change: Callable[[h5py.File], None], match: str) -> None:
+    damage(shard_paths(path)[0], change)
+    sign(path)
     with pytest.raises(UserError, match=match) as raised:
-        Capture(path)
-    assert str(path) in str(raised.value)
-    assert "\n" not in str(raised.value)
+        list(Capture(path).batches(SITES))
+    assert str(shard_paths(path)[0]) in str(raised.value)
 
 
-def test_a_damaged_block_is_told_when_it_is_read(path: Path) -> None:
-    with h5py.File(path) as file:
-        block = file["hook_resid_post"].id.get_chunk_info(10)
-    data = bytearray(path.read_bytes())
-    data[block.byte_offset + 5] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(UserError, match=r"a capture must be a whole HDF5 file to read; got .*copy or record it again"):
-        list(Capture(path).batches(["hook_resid_post"]))
+def test_a_missing_chunk_is_told(path: Path) -> None:
+    def change(file: h5py.File) -> None:
+        del file["hook_resid_post"]
+        file.create_dataset("hook_resid_post", (6, 3, 12, 8), "f4", **SITE)[0] = 1
+
+    damage(shard_paths(path)[0], change)
+    sign(path)
+    with pytest.raises(UserError, match=r"hook_resid_post must be complete, every chunk filtered; 3 of 18 chunks"):
+        Capture(path).read("attn.hook_k", 0)
 
 
-def test_batches_of_nothing_are_no_capture(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="batches to write must be at least one; got 0"):
-        write_capture(tmp_path / "a.h5", [])
+def test_a_chunk_that_would_unpack_to_more_than_its_room_is_not_unpacked(path: Path) -> None:
+    """A small file that asks for much memory: 20 MB of zeros in the place of one matrix of 12 by 12."""
+    bomb = zlib.compress(bytes(20_000_000), 9)
+
+    def change(file: h5py.File) -> None:
+        file["attn.hook_pattern"].id.write_direct_chunk((0,) * 5, bomb + bytes(4))
+
+    damage(shard_paths(path)[0], change)
+    sign(path)
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r"chunks of attn.hook_pattern must take 0 to 645 bytes; got \d+ to 19457"):
+        Capture(path).read("attn.hook_pattern", 0)
+    assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    tracemalloc.stop()
+
+
+def test_chunks_that_share_their_bytes_are_told(path: Path) -> None:
+    """Else a few kilobytes could claim millions of samples."""
+
+    def change(file: h5py.File) -> None:
+        del file["tokens/text/bytes"]
+        file.create_dataset("tokens/text/bytes", (2**30,), "u1", chunks=(2**16,), fletcher32=True)
+
+    damage(shard_paths(path)[0], change)
+    sign(path)
+    with pytest.raises(UserError, match=r"tokens/text/bytes must be complete, every chunk filtered; 0 of 16384 chunks"):
+        Capture(path).samples  # noqa: B018  # reading them is what is tested
+
+
+@pytest.mark.parametrize("compression", ["none", "lzf", "gzip"])
+def test_a_damaged_chunk_is_told_by_its_checksum(tmp_path: Path, batch: Batch, compression: str) -> None:
+    """Of plain and of compressed sites: with a manifest that fits, nothing but the checksum can tell."""
+    path = planted_capture(tmp_path / "a", batch, compression=compression).path
+    target = shard_paths(path)[0]
+    with h5py.File(target) as file:
+        chunks = {name: file[name].id.get_chunk_info(10) for name in (*SITES, "logprob") if name != "logprob"}
+        assert all(file[name].fletcher32 for name in (*SITES, "logprob", "argmax", "tokens/ids", "tokens/text/offsets"))
+    whole = target.read_bytes()
+    for name, chunk in chunks.items():
+        data = bytearray(whole)
+        data[chunk.byte_offset + chunk.size - 5] ^= 1  # the last byte before the checksum
+        target.write_bytes(data)
+        sign(path)
+        with pytest.raises(UserError, match=rf"a shard must be a whole HDF5 file; got {target}: .*copy or record"):
+            list(Capture(path).batches([name]))
+
+
+def test_ctrl_c_while_a_shard_is_read_is_not_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(FileIO):
+        def readinto(self, buffer: bytearray) -> int:
+            if self.tell() > 3000:
+                raise KeyboardInterrupt
+            return super().readinto(buffer)
+
+    capture = Capture(path)
+    capture.read("attn.hook_k", 0)
+    monkeypatch.setattr(shard, "FileIO", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(capture.batches(SITES))

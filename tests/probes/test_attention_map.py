@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cache.parts import write_capture
+from cache.recording import write_capture
 from cache.store import Capture
 from probes.attention_map import (
     ROLE_COLOURS,

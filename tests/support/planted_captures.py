@@ -1,12 +1,16 @@
-"""What tests of captures share: planted captures, and the comparison of two files dataset by dataset."""
+"""What tests of captures share: planted captures, and the comparison of two dataset by dataset."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
 
 from cache.batch import Batch
-from cache.parts import write_capture
+from cache.manifest import MANIFEST, digest_of
+from cache.recording import write_capture
+from cache.shard import sha256_of
 from cache.store import Capture
 from tests.support.planted import LOOPED, planted_batch, random_sites, split_batch, text_samples
 
@@ -27,21 +31,52 @@ def random_batch(num_samples: int = 7, *, length: int = 12, suffixes: tuple[str,
     )
 
 
-def planted_capture(out: Path, batch: Batch, *, batch_size: int = 3, dtype: str = "float16") -> Capture:
-    """The batch as a capture whose parts held `batch_size` samples."""
-    return write_capture(out, list(split_batch(batch, batch_size)), dtype=dtype)
+def planted_capture(
+    out: Path, batch: Batch, *, batch_size: int = 3, dtype: str = "float16", compression: str = "gzip"
+) -> Capture:
+    """The batch as a capture whose shards hold `batch_size` samples."""
+    return write_capture(out, list(split_batch(batch, batch_size)), dtype=dtype, compression=compression)
 
 
-def contents(path: Path) -> dict[str, tuple[object, ...]]:
-    """Every dataset and attribute of a file by name: type, shape, attributes, bytes. The command is left out."""
-    found: dict[str, tuple[object, ...]] = {}
+def shard_paths(folder: Path) -> list[Path]:
+    """The shards in a folder, in order."""
+    return sorted(folder.glob("[0-9]*.h5"))
 
-    def visit(name: str, item: h5py.Group | h5py.Dataset) -> None:
-        attributes = {key: np.asarray(value).tobytes() for key, value in item.attrs.items()}
-        data = (str(item.dtype), item.shape, item[()].tobytes()) if isinstance(item, h5py.Dataset) else ()
-        found[name] = (attributes, *data)
 
-    with h5py.File(path, "r") as file:
-        file.visititems(visit)
-        found["/"] = tuple((key, bytes(np.asarray(file.attrs[key]))) for key in sorted(file.attrs) if key != "command")
+def contents(folder: Path) -> dict[str, tuple[object, ...]]:
+    """What the manifest says, the command left out, and every dataset and attribute by name: type, shape, bytes."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    found = {"manifest": tuple((key, str(manifest[key])) for key in manifest if key not in ("command", "digest"))}
+
+    for path in shard_paths(folder):
+
+        def visit(name: str, item: h5py.Group | h5py.Dataset, where: str = path.name) -> None:
+            attributes = {key: np.asarray(value).tobytes() for key, value in item.attrs.items()}
+            data = (str(item.dtype), item.shape, item[()].tobytes()) if isinstance(item, h5py.Dataset) else ()
+            found[f"{where}/{name}"] = (attributes, *data)
+
+        with h5py.File(path, "r") as file:
+            file.visititems(visit)
+            found[path.name] = tuple((key, bytes(np.asarray(file.attrs[key]))) for key in sorted(file.attrs))
     return found
+
+
+def damage(path: Path, change: Callable[[h5py.File], None]) -> None:
+    """Change a shard as another program would."""
+    with h5py.File(path, "r+", libver=("v110", "v110")) as file:
+        change(file)
+
+
+def sign(folder: Path) -> None:
+    """Give the manifest the digests of the shards as they are now, and its own, as whoever forges a capture would."""
+    values = json.loads((folder / MANIFEST).read_text())
+    for shard, path in zip(values["shards"], shard_paths(folder), strict=True):
+        shard["num_bytes"], shard["sha256"] = sha256_of(path)
+    write_manifest(folder, values)
+
+
+def write_manifest(folder: Path, values: dict[str, object]) -> None:
+    """A manifest of any values, with the digest that fits them."""
+    values.pop("digest", None)
+    values["digest"] = digest_of(values)
+    (folder / MANIFEST).write_text(json.dumps(values))

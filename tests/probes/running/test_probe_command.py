@@ -12,7 +12,7 @@ from typing import get_type_hints
 import numpy as np
 import pytest
 
-from cache.parts import write_capture as write_parts
+from cache.recording import write_capture as write_parts
 from model.network import LoopedMoE
 from probes.__main__ import Options as EveryProbe
 from probes.attention_sink import PATTERN, VALUE
