@@ -15,6 +15,7 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -39,6 +40,8 @@ EXCERPTS_FOLDER = Path(__file__).parent / "texts"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 LARGEST_TEXT = 200_000_000
 """Bytes of a user's own texts together."""
+MOST_FILES = 100_000
+"""Of a folder, read in one go."""
 _NOT_CODE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
 """Folders of the library without code to learn from: other people's packages, tests, tables."""
 
@@ -146,7 +149,10 @@ def own_corpus(path: Path) -> Corpus:
     """
     files = [path]
     if path.is_dir():
-        files = sorted(each for each in path.rglob("[!.]*") if not each.is_dir() and not _hidden(each, path))
+        found = (each for each in path.rglob("[!.]*") if not each.is_dir() and not _hidden(each, path))
+        files = sorted(islice(found, MOST_FILES + 1))
+    if len(files) > MOST_FILES:
+        raise UserError(f"a folder of text must hold at most {MOST_FILES} files; got more in {path}")
     documents, room = [], LARGEST_TEXT
     for file in files:
         name = file.relative_to(path).as_posix() if file != path else path.name

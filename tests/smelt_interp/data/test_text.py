@@ -207,6 +207,14 @@ def test_a_pipe_is_refused_unread_in_a_folder_too(tmp_path):
             own_corpus(path)
 
 
+def test_a_folder_has_a_largest_number_of_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(text, "MOST_FILES", 2)
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_text("words")
+    with pytest.raises(UserError, match="a folder of text must hold at most 2 files; got more in"):
+        own_corpus(tmp_path)
+
+
 def test_texts_together_have_a_largest_size(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "LARGEST_TEXT", 10)
     for name in ("a", "b"):
