@@ -2,7 +2,7 @@
 
     python -m benchmarks.streaming --ckpt checkpoints/demo-smelt
 
-Ways are timed batch by batch in turn, so that a busy machine slows them alike; a ratio is the median over batches.
+Ways are timed in turn, round after round, so that a busy machine slows them alike; a ratio is the median over rounds.
 Times are processor time, of one thread unless more are asked for.
 Memory is the largest resident size of a process that streams so many rows through both probes, less that of one that
 runs the same rows plainly.
@@ -32,7 +32,7 @@ from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.tables import Table, print_table
 from smelt_interp.validation import Threads, validated
 
-NAMES = ("attention_sink", "massive_activations")
+NAMES = ("attention_sink", "expert_overlap")
 Count = Annotated[int, Field(ge=1, le=10**6)]
 
 
@@ -42,8 +42,10 @@ class Options:
 
     ckpt: Path = Path("checkpoints/demo-smelt")
     """Folder of the checkpoint."""
-    batches: Count = 20
-    """Batches that are timed in each way."""
+    rounds: Count = 5
+    """How often each way is timed."""
+    batches: Count = 8
+    """Batches of a round."""
     batch_size: Count = 8
     length: Annotated[int, Field(ge=2, le=10**6)] = 160
     """Tokens of a row that is timed."""
@@ -75,12 +77,13 @@ def main() -> None:
         )
 
 
-def plainly(network: LoopedMoE, samples: Samples) -> None:
+def plainly(network: LoopedMoE, samples: Samples, batch_size: int) -> None:
     """The forward pass on the eager path, and nothing else."""
     import torch
 
     with torch.no_grad():
-        network(torch.from_numpy(samples.ids_NT.astype(np.int64)), attention="eager")
+        for first in range(0, len(samples), batch_size):
+            network(torch.from_numpy(samples.ids_NT[first : first + batch_size].astype(np.int64)), attention="eager")
 
 
 def streamed(network: LoopedMoE, samples: Samples, batch_size: int, names: tuple[str, ...]) -> Iterator[Batch]:
@@ -90,9 +93,11 @@ def streamed(network: LoopedMoE, samples: Samples, batch_size: int, names: tuple
 
 
 def costs(network: LoopedMoE, options: Options) -> list[tuple[str, float, float]]:
-    """Each way with its seconds a batch and its ratio to the plain one, medians over batches."""
+    """Each way with its seconds a batch and its ratio to the plain one, medians over rounds."""
     samples = data(options.batches * options.batch_size, options.length)
-    ways: dict[str, Callable[[Samples], object]] = {"plain eager forward": lambda part: plainly(network, part)}
+    ways: dict[str, Callable[[Samples], object]] = {
+        "plain eager forward": lambda part: plainly(network, part, options.batch_size)
+    }
     for words, names in (("sites alone", ()), *((name, (name,)) for name in NAMES), ("both probes", NAMES)):
         read = names or NAMES
         asked = {name: (catalog.load(name), catalog.load(name).Options()) for name in names}
@@ -100,12 +105,11 @@ def costs(network: LoopedMoE, options: Options) -> list[tuple[str, float, float]
             streamed(network, part, options.batch_size, read), asked
         )
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for first in range(0, len(samples), options.batch_size):
-        part = samples.rows(slice(first, first + options.batch_size))
+    for _ in range(options.rounds):
         for name, way in ways.items():
             begun = time.process_time()
-            way(part)
-            seconds[name].append(time.process_time() - begun)
+            way(samples)
+            seconds[name].append((time.process_time() - begun) / options.batches)
     plain = np.array(seconds["plain eager forward"])
     return [(name, float(np.median(each)), float(np.median(each / plain))) for name, each in seconds.items()]
 
@@ -135,8 +139,7 @@ def peak_megabytes(options: Options) -> float:
     network = LoopedMoE.from_pretrained(options.ckpt).eval()
     samples = data(options.rows[0], options.memory_length)
     if options.only == "plain":
-        for first in range(0, len(samples), options.batch_size):
-            plainly(network, samples.rows(slice(first, first + options.batch_size)))
+        plainly(network, samples, options.batch_size)
     else:
         asked = {name: (catalog.load(name), catalog.load(name).Options()) for name in NAMES}
         accumulate(streamed(network, samples, options.batch_size, NAMES), asked)

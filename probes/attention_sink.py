@@ -57,6 +57,8 @@ MASSES = tuple(f"{part} mass" for part in PARTS)
 QUANTITIES = (*MASSES, "null mass", "entropy (nats)", "value-weighted start mass")
 WEIGHTED_UNIFORM = len(QUANTITIES)
 """Where the sums hold what uniform attention would give for the last quantity."""
+ENTROPY_ROWS = 32
+"""Queries whose logarithms are taken together: few fit a processor's cache, and see no later keys."""
 COLOURS = ("#4059ad", "#97d8c4", "#f4b942", "#8d99ae")
 """Of PARTS."""
 
@@ -217,7 +219,7 @@ def attention_step(pattern_BQTS: Floats, norm_BQS: Floats, found: Keys) -> Step:
         of_keys(found.content_BS),
         of_keys(1 - found.content_BS),
         summed(1 - row_BQT),
-        summed(entropy(pattern_BQTS)),
+        summed(entropy(pattern_BQTS, found.causal)),
         summed(share(start_BQT * start_norm_BQT, weighted_BQT)),
         summed(share(start_norm_BQT, seen_total(norm_BQS, found))),
     ]
@@ -256,13 +258,18 @@ def share(part: Floats, whole: Floats) -> Floats:
     return quotient
 
 
-def entropy(pattern_BQTS: Floats) -> Floats:
+def entropy(pattern_BQTS: Floats, causal: bool) -> Floats:
     """Entropy of each query's attention, in nats. -> (B, Q, T)"""
-    xp = array_namespace(pattern_BQTS)
+    xp, length = array_namespace(pattern_BQTS), pattern_BQTS.shape[2]
     # Masses below it count for nothing, and the logarithm of a denormal number takes ten times as long.
     tiny = xp.asarray(1e-30, dtype=pattern_BQTS.dtype, device=device(pattern_BQTS))
-    total: Floats = -xp.sum(xp.log(xp.maximum(pattern_BQTS, tiny)) * pattern_BQTS, axis=-1)
-    return total
+    found = []
+    for first in range(0, length, ENTROPY_ROWS):
+        stop = first + ENTROPY_ROWS
+        rows_BQTS = pattern_BQTS[:, :, first:stop, : stop if causal else length]  # later keys are 0
+        found.append(-xp.sum(xp.log(xp.maximum(rows_BQTS, tiny)) * rows_BQTS, axis=-1))
+    whole: Floats = xp.concat(found, axis=-1)
+    return whole
 
 
 def uniform_masses(found: Keys) -> NDArray[np.float64]:
