@@ -136,27 +136,31 @@ def overview(measured: Mapping[tuple[str, str], Measured], title: str) -> Table:
     columns: list[str] = []
     body: dict[str, dict[str, Cell]] = {}
     for (group, _), each in measured.items():
-        subjects = report.short_names(each.subjects[0].name, [subject.name for subject in each.subjects[1:]])
         of_set = group.removesuffix("-shots")
-        named = {
-            "value": _first_name(each.subjects),
-            **{OTHER_PREFIX + name: short for name, short in subjects.items()},
-        }
-        headers = {cell: f"{of_set}: {name}" for cell, name in named.items()}
-        columns += [header for header in (*headers.values(), f"{of_set}: null") if header not in columns]
+        cells = ["value", *(OTHER_PREFIX + subject.name for subject in each.subjects[1:])]
+        headers = {cell: f"{of_set} {name}" for cell, name in zip(cells, _names(each.subjects, group), strict=True)}
+        columns += [header for header in (*headers.values(), f"{of_set} null") if header not in columns]
         for row in _standing_for(each):
             line = body.setdefault(_about(row), {})
             line.update({header: row.get(cell) for cell, header in headers.items()})
-            line[f"{of_set}: null"] = next(
+            line[f"{of_set} null"] = next(
                 (row[name] for name in row if name.startswith(NULL_PREFIX) and row[name] is not None), None
             )
     rows = [[about, *(report.cell_text(line.get(column)) for column in columns)] for about, line in body.items()]
     return Table(title, ["", *columns], rows)
 
 
-def _first_name(subjects: Sequence[Subject]) -> str:
-    """The name of the measured network without the word that all captures of a set end with."""
-    return subjects[0].name.rpartition("-")[0] if len(subjects) > 1 else subjects[0].name
+def _names(subjects: Sequence[Subject], group: str) -> list[str]:
+    """What sets the networks apart: their names without the set's, and without the words that all begin with."""
+    names = ["untrained" if each.untrained else each.name.removesuffix(f"-{group}") for each in subjects]
+    trained = [name.split("-") for name, each in zip(names, subjects, strict=True) if not each.untrained]
+    shared = 0
+    while len(trained) > 1 and all(
+        len(words) > shared + 1 and words[shared] == trained[0][shared] for words in trained
+    ):
+        shared += 1
+    return [name if each.untrained else "-".join(name.split("-")[shared:])
+            for name, each in zip(names, subjects, strict=True)]  # fmt: skip
 
 
 def _standing_for(measured: Measured) -> list[Record]:
@@ -194,7 +198,6 @@ def main() -> None:
         return
     name = options.ckpt.resolve().name
     print_table(overview(found, f"{name}: what stands for each probe, mean over the looped layers"))
-    print()
     print_table(reproduction.table(card, name))
     for line in (*refused, f"{COUNTING}; {INTERVAL}"):
         print(line)

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 TITLE = "Dyck in context"
 DATA = DataOptions(samples=256, shots=(0, 1, 2, 4, 8))
+OVERVIEW = ({"quantity": "exact match", "queries": "all"},)
 """The same queries are asked at every number of shots."""
 
 SCORES = EXACT, FORCED, FIRST, LOSS = ("exact match", "teacher-forced", "first closer", "loss (nats)")

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = "Routing load"
-DATA = DataOptions()
+DATA = DataOptions(data=("dyck", "code"))
+OVERVIEW = ({"quantity": "MaxVio"},)
 
 TOKEN_CLASSES: tuple[TokenClass, ...] = (
     "opening", "closing", "digits", "letters", "punctuation", "newline", "whitespace"

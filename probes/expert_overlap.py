@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = "Experts across visits"
-DATA = DataOptions()
+DATA = DataOptions(data=("dyck", "code"))
+OVERVIEW = ({"quantity": "experts shared"},)
 
 SHARED, JACCARD, WEIGHT, Z = QUANTITIES = ("experts shared", "Jaccard", "weight shared", "experts shared, z")
 

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = "Projections and patterns across visits"
-DATA = DataOptions()
+DATA = DataOptions(data=("dyck", "code"))
+OVERVIEW = tuple({"quantity": f"{name} cosine, raw"} for name in "QKV")
 
 PROJECTIONS = {"Q": "attn.hook_q", "K": "attn.hook_k", "V": "attn.hook_v"}
 PATTERN = "attn.hook_pattern"

@@ -34,11 +34,12 @@ SINK, SIMILARITY, OVERLAP, UPDATES, DYCK = (
     "attention_sink", "projection_similarity", "expert_overlap", "residual_updates", "dyck_icl"
 )  # fmt: skip
 AT_SHOTS = "dyck_exact_match_k32"
-AS_FAR = "the untrained network goes as far"
+AS_FAR = "untrained too"
+CHOICES = {"queries": "{} queries", "content": "{}", "heads": "heads {}"}
+"""How the value of an option that a figure depends on is written."""
 NOTES = (
-    "matches: our 95% interval meets the printed figure, which is known to half of its last digit; of a range, every "
-    "looped layer's",
-    "chance: uniform attention for masses, shuffled tokens for cosines and ratios, popularity for experts",
+    "matches: our 95% interval meets the printed figure, known to half of its last digit; of a range, every layer's",
+    "2 of 4 in: that many looped layers; untrained too: it goes as far; chance: uniform, shuffled tokens, popularity",
 )
 
 
@@ -131,7 +132,7 @@ def verdict(ours: Sequence[Ours], allowed: tuple[float, float]) -> tuple[Answer,
     outside = " and ".join(dict.fromkeys(word for word in sides if word))
     if not outside:
         return "matches", ""
-    inside = f"; {sides.count('')} of {len(ours)} layers inside" if len(ours) > 1 else ""
+    inside = f"; {sides.count('')} of {len(ours)} in" if len(ours) > 1 else ""
     return "differs", outside + inside
 
 
@@ -166,7 +167,7 @@ def _compared(claim: Claim, samples: str, measured: Measured) -> Record:
         _scaled(next(iter(_rows(of_untrained[0].rows(), where, "headline")), {}), scale) if of_untrained else None
     )
     null = _scaled({"value": mean.get(NULL_PREFIX + claim.null)}, scale)
-    choices = [f"{name} {str(getattr(measured.options, name)).replace('_', ' ')}" for name in claim.choices]
+    choices = [CHOICES[name].format(str(getattr(measured.options, name)).replace("_", " ")) for name in claim.choices]
     return _row(claim.what, samples, paper, [each for each in ours if each], null, untrained,
                 reason=str(mean.get("note", "")), choices=", ".join(choices),
                 nearest=samples == claim.samples[0])  # fmt: skip

@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = "Residual updates"
-DATA = DataOptions()
+DATA = DataOptions(data=("dyck", "code"))
+OVERVIEW = ({"quantity": "norm ratio, median", "update": "layer"}, {"quantity": "cosine", "update": "layer"})
 
 Update = Literal["attention", "experts", "layer", "visit"]
 ATTENTION, EXPERTS, ENTERING = "hook_attn_out", "hook_mlp_out", "hook_resid_pre"

@@ -1,14 +1,15 @@
 """One command measures a checkpoint with every probe, from captures that it makes once."""
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cache.record import DEFAULT_SITES
 from model.network import LoopedMoE
-from probes.__main__ import Options, data_sets, main, record_all
+from probes.__main__ import main
+from probes.reproduction import CLAIMS
 from probes.running import catalog
 from smelt_interp.errors import run_command
 from tests.support.planted import BASELINE, LOOPED
@@ -19,7 +20,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     run_command(main)
 
 
-def test_every_probe_answers_on_every_network_and_a_second_run_records_nothing(
+def test_every_probe_answers_on_every_network_in_one_screen_and_a_second_run_records_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, config in (("tiny-looped", LOOPED), ("tiny-once", BASELINE)):
@@ -28,25 +29,22 @@ def test_every_probe_answers_on_every_network_and_a_second_run_records_nothing(
     arguments = ("--ckpt", str(tmp_path / "tiny-looped"), "--against", str(tmp_path / "tiny-once"),
                  "--captures", str(folder), "--samples", "2", "--episodes", "2")  # fmt: skip
     run(monkeypatch, *arguments)
-    printed = capsys.readouterr().out
-    tables = [line for line in printed.splitlines() if " on dyck (" in line or " on code (" in line]
-    titles = [catalog.load(name).TITLE for name in catalog.NAMES]
-    assert [line.split(":")[0] for line in tables] == [*titles[:4], *titles[:4], titles[4]]
-    assert "untrained network: not measured" not in printed
-    assert "Baseline: not measured" not in printed
-    assert "The paper's figures against tiny-looped; n 2" in printed
-    assert "10 shots fit the context of 160 tokens" in printed
-    written = {path: path.stat().st_mtime_ns for path in folder.glob("*.h5")}
-    assert sorted(path.stem for path in written) == sorted(
-        f"{name}-{data}"
-        for name in ("tiny-looped", "tiny-looped-untrained", "tiny-once")
-        for data in ("code", "dyck", "shots")
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) <= 45
+    assert printed[1].split() == "dyck looped dyck once dyck untrained dyck null code looped code once".split() + (
+        "code untrained code null".split()
     )
-    options = Options(ckpt=tmp_path / "tiny-looped", against=(tmp_path / "tiny-once",), captures=folder, samples=2,
-                      episodes=2)  # fmt: skip
-    for data in data_sets(options, DEFAULT_SITES):
-        assert set(record_all(options, data)) <= written.keys()
-    assert {path: path.stat().st_mtime_ns for path in folder.glob("*.h5")} == written
+    assert sum(line.startswith("start mass, visit") for line in printed) == 4, "in the overview and in the card"
+    assert any("10 shots fit the context of 160 tokens" in line for line in printed)
+    run(monkeypatch, *arguments, "--json")
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    measured = {(result["probe"], result["group"]) for result in document["results"]}
+    assert measured == {(name, data) for name in catalog.NAMES[:-1] for data in ("dyck", "code")} | {
+        ("dyck_icl", "dyck-shots")
+    }
+    assert len(document["paper"]) == len(CLAIMS) + 7 + 2
+    assert said.err.count("recorded before, used as it is") == 9
 
 
 def test_a_checkpoint_that_is_not_there_ends_with_one_line(
