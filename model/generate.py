@@ -4,10 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from model.hooks.finite import check_finite
+from model.hooks.names import AttentionPath
 from model.kv_cache import KVCache
 from model.network import LoopedMoE
 from smelt_interp.data.tokenizer import PAD
@@ -51,11 +54,14 @@ class Sampling:
 
 
 @torch.no_grad()
-def generate(network: LoopedMoE, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
+def generate(
+    network: LoopedMoE, prompts: Sequence[Sequence[int]], sampling: Sampling, *, attention: AttentionPath = "fast"
+) -> list[list[int]]:
     """New tokens of each prompt, the stop token included. Prompts may differ in length.
 
-    The whole prompt is read in one pass, then one token a pass, each with the hooks that are set. Raises `UserError`
-    for no prompts, an empty one, and one whose tokens with the new ones exceed the context.
+    The whole prompt is read in one pass, then one token a pass, each with the hooks that are set; hooks on scores and
+    patterns ask for attention="eager". Raises `UserError` for no prompts, an empty one, one whose tokens with the new
+    ones exceed the context, and logits that are not finite, naming the first site that is not.
     """
     _check_prompts(prompts, network.config.vocab_size)
     longest = max(map(len, prompts))
@@ -72,12 +78,16 @@ def generate(network: LoopedMoE, prompts: Sequence[Sequence[int]], sampling: Sam
         tokens_BT[row, longest - len(prompt) :] = torch.as_tensor(list(prompt), device=device)
         mask_BS[row, longest - len(prompt) :] = True
     generator = torch.Generator(device).manual_seed(sampling.seed)
-    kv_cache = KVCache(len(network.plan))
+    kv_cache = KVCache(len(network.plan), capacity=longest + sampling.max_new_tokens)
+    padded = not bool(mask_BS.all())
     made: list[list[int]] = [[] for _ in prompts]
     going = set(range(len(prompts)))
     with network.lock:  # a hook that another thread sets between two tokens would change half a text
         for _ in range(sampling.max_new_tokens):
-            logits_BW = network(tokens_BT, attention_mask_BT=mask_BS, kv_cache=kv_cache)[:, -1]
+            mask = mask_BS if padded else None
+            logits_BW = network(tokens_BT, attention_mask_BT=mask, attention=attention, kv_cache=kv_cache)[:, -1]
+            if not bool(torch.isfinite(logits_BW).all()):
+                _raise_where_not_finite(network, prompts, made, attention)
             next_B = choose(logits_BW, sampling, generator)
             new_B = next_B.tolist()
             for row in going:
@@ -88,6 +98,18 @@ def generate(network: LoopedMoE, prompts: Sequence[Sequence[int]], sampling: Sam
             tokens_BT = next_B[:, None]
             mask_BS = torch.cat((mask_BS, torch.ones_like(mask_BS[:, :1])), 1)
     return made
+
+
+def _raise_where_not_finite(
+    network: LoopedMoE, prompts: Sequence[Sequence[int]], made: Sequence[Sequence[int]], attention: AttentionPath
+) -> NoReturn:
+    """`UserError` with the first site that is not finite, found by reading the rows again, each by itself."""
+    for prompt, new in zip(prompts, made, strict=True):
+        tokens_BT = torch.tensor([[*prompt, *new]], device=network.device)
+        logits_BTW, cache = network.run_with_cache(tokens_BT, attention=attention, return_cache_object=False)
+        for name, value in [*cache.items(), ("logits", logits_BTW)]:
+            check_finite(name, value)
+    raise UserError("logits must be finite; got others while generating; look for hooks that change between passes")
 
 
 def _check_prompts(prompts: object, vocab_size: int) -> None:
@@ -121,7 +143,9 @@ def choose(logits_BW: Tensor, sampling: Sampling, generator: torch.Generator) ->
     if sampling.top_k:
         ordered_BW[:, sampling.top_k :] = float("-inf")
     probs_BW = ordered_BW.softmax(-1)
-    # The token that crosses the threshold is kept, so at least one always is.
-    probs_BW = probs_BW.masked_fill(probs_BW.cumsum(-1) - probs_BW >= sampling.top_p, 0.0)
+    # The token that crosses the threshold is kept, and the first whatever the threshold.
+    beyond_BW = probs_BW.cumsum(-1) - probs_BW >= sampling.top_p
+    beyond_BW[:, 0] = False
+    probs_BW = probs_BW.masked_fill(beyond_BW, 0.0)
     drawn_B1 = probs_BW.multinomial(1, generator=generator)
     return ids_BW.gather(-1, drawn_B1)[:, 0]

@@ -98,7 +98,7 @@ class Inputs:
             positions_BT = (real_BS.long().cumsum(-1) - 1).clamp(min=0)[:, self.held :]
             # A padding query sees itself alone: a row without any key would be not-a-number.
             allowed_BTS = (causal_1TS & real_BS[:, None]) | (key_S == query_T[:, None])
-        elif self.held:
+        elif self.held and length > 1:  # one query after all keys may look at each of them
             allowed_BTS = causal_1TS
         if self.segment_start_BT is not None:
             positions_BT = query_T - self.segment_start_BT

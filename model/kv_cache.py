@@ -8,43 +8,66 @@ from torch import Tensor
 
 
 class KVCache:
-    """Rotated keys and values by step index, (B, S, G, C) each, growing along S."""
+    """Rotated keys and values by step index, (B, S, G, C) each, growing along S.
 
-    def __init__(self, num_steps: int) -> None:
-        self.k_BSGC: list[Tensor | None] = [None] * num_steps
-        self.v_BSGC: list[Tensor | None] = [None] * num_steps
+    A slot has room for more tokens than it holds, so that a token is written and nothing is copied; it doubles when it
+    is full. Keys that want a gradient are joined instead: a write would take the graph from what was read before.
+    """
+
+    def __init__(self, num_steps: int, *, capacity: int = 0) -> None:
+        """capacity: tokens that every slot has room for from the start."""
+        self._capacity = capacity
+        self._rooms: list[tuple[Tensor, Tensor] | None] = [None] * num_steps
+        self._lengths = [0] * num_steps
 
     @property
     def num_steps(self) -> int:
         """Slots, filled or not."""
-        return len(self.k_BSGC)
+        return len(self._rooms)
 
     @property
     def batch(self) -> int:
         """Rows held; 0 before the first pass."""
-        first = self.k_BSGC[0]
-        return 0 if first is None else first.shape[0]
+        first = self._rooms[0]
+        return 0 if first is None else first[0].shape[0]
 
     @property
     def length(self) -> int:
         """Tokens held so far."""
-        first = self.k_BSGC[0]
-        return 0 if first is None else first.shape[1]
+        return self._lengths[0]
 
     def append(self, step: int, k_BTGC: Tensor, v_BTGC: Tensor) -> tuple[Tensor, Tensor]:
         """Add the new tokens' keys and values to a step's slot and return all of them, (B, S, G, C)."""
-        old_k_BSGC, old_v_BSGC = self.k_BSGC[step], self.v_BSGC[step]
-        k_BSGC = k_BTGC if old_k_BSGC is None else torch.cat((old_k_BSGC, k_BTGC), 1)
-        v_BSGC = v_BTGC if old_v_BSGC is None else torch.cat((old_v_BSGC, v_BTGC), 1)
-        self.k_BSGC[step], self.v_BSGC[step] = k_BSGC, v_BSGC
+        start = self._lengths[step]
+        stop = start + k_BTGC.shape[1]
+        room = self._rooms[step]
+        if k_BTGC.requires_grad or v_BTGC.requires_grad or (room is not None and room[0].requires_grad):
+            held = (k_BTGC[:, :0], v_BTGC[:, :0]) if room is None else (room[0][:, :start], room[1][:, :start])
+            room = torch.cat((held[0], k_BTGC), 1), torch.cat((held[1], v_BTGC), 1)
+        else:
+            if room is None or room[0].shape[1] < stop:
+                room = self._larger(room, start, stop, k_BTGC)
+            room[0][:, start:stop], room[1][:, start:stop] = k_BTGC, v_BTGC
+        self._rooms[step], self._lengths[step] = room, stop
+        return room[0][:, :stop], room[1][:, :stop]
+
+    def _larger(
+        self, room: tuple[Tensor, Tensor] | None, held: int, stop: int, like_BTGC: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A slot with room for `stop` tokens at least, and for twice as many as it held, what it holds copied."""
+        batch, _, heads, width = like_BTGC.shape
+        capacity = max(stop, self._capacity, 2 * held)
+        k_BSGC, v_BSGC = (like_BTGC.new_empty(batch, capacity, heads, width) for _ in "kv")
+        if room is not None:
+            k_BSGC[:, :held], v_BSGC[:, :held] = room[0][:, :held], room[1][:, :held]
         return k_BSGC, v_BSGC
 
     @contextmanager
     def whole_pass(self) -> Iterator[None]:
         """A pass that adds its tokens to every slot or, when it ends in an exception, to none."""
-        k_before, v_before = list(self.k_BSGC), list(self.v_BSGC)
+        rooms, lengths = list(self._rooms), list(self._lengths)
         try:
             yield
         except BaseException:
-            self.k_BSGC, self.v_BSGC = k_before, v_before
+            self._rooms, self._lengths = rooms, lengths
             raise

@@ -106,7 +106,8 @@ class Attention(nn.Module):
         grouped_BTGRC = q_BTQC.unflatten(2, (self.num_kv_heads, -1))
         scores_BQTS = torch.einsum("btgrc,bsgc->bgrts", grouped_BTGRC, k_BSGC).flatten(1, 2) * self.head_width**-0.5
         if allowed_BTS is None:
-            allowed_BTS = torch.ones(length, k_BSGC.shape[1], dtype=torch.bool, device=q_BTQC.device).tril()[None]
+            held = k_BSGC.shape[1] - length
+            allowed_BTS = torch.ones(length, k_BSGC.shape[1], dtype=torch.bool, device=q_BTQC.device).tril(held)[None]
         scores_BQTS = hooks.hook_attn_scores(scores_BQTS.masked_fill(~allowed_BTS[:, None], float("-inf")))
         pattern_BQTS = hooks.hook_pattern(scores_BQTS.float().softmax(-1).to(v_BSGC.dtype))
         grouped_BGRTS = pattern_BQTS.unflatten(1, (self.num_kv_heads, -1))
@@ -136,8 +137,10 @@ class MixtureOfExperts(nn.Module):
             site=hooks.hook_router_logits.name,
         )
         indices_BTK = hooks.hook_expert_indices(routing.expert_indices_NK)
-        # Gathered from the indices that left the hook, so an edit there is followed; without one it is the same value.
-        weights_BTK = gather_weights(routing.scores_NE, indices_BTK, renormalise=config.renormalise_top_k)
+        # Gathered anew from what left a hooked point, so an edit there is followed, in place too.
+        weights_BTK = routing.expert_weights_NK
+        if hooks.hook_expert_indices.is_hooked:
+            weights_BTK = gather_weights(routing.scores_NE, indices_BTK, renormalise=config.renormalise_top_k)
         weights_BTK = hooks.hook_expert_weights(weights_BTK)
         call = ExpertCall(
             x_BTD.flatten(0, 1),
@@ -186,6 +189,10 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, hooks: NormHooks | None) -> Te
 
 def fused_attention(q_BTQC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, allowed_BTS: Tensor | None) -> Tensor:
     """Attention without scores or patterns to look at: (B, T, Q, C)."""
+    if q_BTQC.shape[1] == 1 and allowed_BTS is None:  # one query, no key forbidden: a head's group shares its keys
+        q_BGRC = q_BTQC.squeeze(1).unflatten(1, (k_BSGC.shape[2], -1))
+        z_BGRC = functional.scaled_dot_product_attention(q_BGRC, k_BSGC.transpose(1, 2), v_BSGC.transpose(1, 2))
+        return z_BGRC.flatten(1, 2)[:, None]
     mask_B1TS = None if allowed_BTS is None else allowed_BTS[:, None]
     z_BQTC = functional.scaled_dot_product_attention(
         q_BTQC.transpose(1, 2), k_BSGC.transpose(1, 2), v_BSGC.transpose(1, 2),

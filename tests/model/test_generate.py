@@ -61,6 +61,7 @@ def test_a_row_ends_after_the_stop_token_and_the_others_go_on():
         ({"temperature": 1.0, "top_p": 0.7}, [2 / 3, 1 / 3, 0, 0]),
         ({"temperature": 1.0, "top_p": 0.5}, [1, 0, 0, 0]),
         ({"temperature": 1.0, "top_p": 0.01}, [1, 0, 0, 0]),
+        ({"temperature": 1.0, "top_p": 1e-300}, [1, 0, 0, 0]),
         ({"temperature": 1.0, "top_k": 3, "top_p": 0.8}, [2 / 3, 1 / 3, 0, 0]),
         ({"temperature": 0.0, "top_k": 2}, [1, 0, 0, 0]),
     ],
@@ -94,7 +95,7 @@ def test_hooks_are_active_at_every_token():
         ("blocks.2.attn.hook_pattern", lambda pattern_BQTS, hook: lengths.append(tuple(pattern_BQTS.shape[2:]))),
     ]
     with network.hooks(fwd_hooks=hooks):
-        made = generate(network, PROMPTS[:1], Sampling(max_new_tokens=5))
+        made = generate(network, PROMPTS[:1], Sampling(max_new_tokens=5), attention="eager")
     assert favourite not in made[0]
     assert lengths == [(4, 4), (1, 5), (1, 6), (1, 7), (1, 8)]
     with torch.no_grad(), network.hooks(fwd_hooks=hooks[:1]):
@@ -175,3 +176,23 @@ def test_the_lowest_temperature_takes_the_most_likely_token():
     network = tiny_network()
     drawn = generate(network, PROMPTS, Sampling(max_new_tokens=8, temperature=1e-6))
     assert drawn == generate(network, PROMPTS, Sampling(max_new_tokens=8))
+
+
+@pytest.mark.parametrize(
+    ("weight", "site"), [("ln_final.weight", "logits"), ("layers.2.mlp.w_out", r"blocks\.\d\.mlp\.|blocks\.\d\.hook_")]
+)
+def test_numbers_that_are_none_are_told_at_their_site(weight, site):
+    network = tiny_network()
+    with torch.no_grad():
+        network.get_parameter(weight).fill_(math.nan)
+    with pytest.raises(UserError, match=rf"({site}).* must be finite; got nan at index"):
+        generate(network, PROMPTS, Sampling(max_new_tokens=3))
+
+
+def test_patterns_are_asked_for_by_the_eager_path():
+    network = tiny_network()
+    with (
+        network.hooks(fwd_hooks=[("blocks.2.attn.hook_pattern", lambda x, hook: None)]),
+        pytest.raises(UserError, match="pass attention='eager'"),
+    ):
+        generate(network, PROMPTS, Sampling(max_new_tokens=3))
