@@ -394,7 +394,7 @@ def _largest_heads(start: Quantity, grid: Grid) -> Quantity:
         at_LQ = np.nan_to_num(start.value_RLH[0, place.positions])
         position, head = divmod(int(at_LQ.argmax()), at_LQ.shape[1])
         places.append(Place("headline", {**place.where, "head": "largest"}, [place.positions[position]], [head]))
-    return replace(start, places=places, change=False, note=partial(_name_head, grid))
+    return replace(start, places=places, change=False, picked=True, note=partial(_name_head, grid))
 
 
 def _name_head(grid: Grid, place: Place) -> str:
@@ -426,7 +426,7 @@ def _strongest_keys(totals: Totals[Grid, Options], uniform: float, undefined: st
     value_RV = ratio(np.take_along_axis(key_RVP, key_V[None, :, None], -1)[..., 0], queries_R[:, None])
     visits = [place._replace(positions=[v]) for v, place in enumerate(grid.places(("headline",)))]
     return [
-        replace(of_heads, value_RLH=value_RV[..., None], places=visits,
+        replace(of_heads, value_RLH=value_RV[..., None], places=visits, picked=True,
                 note=lambda place: name(key_V, place.positions[0])),
         of_heads,
     ]  # fmt: skip

@@ -272,7 +272,7 @@ def _coactivation(totals: Totals[Grid, Options], load_LE: NDArray[np.float64]) -
     groups = min(totals.n["tokens"], int((tokens_G > 0).sum()))
     uniform = top_k * (top_k - 1) / (num_experts * (num_experts - 1))
     return [
-        Quantity(name="most frequent pair of experts", value_RLH=value_RL[..., None], note=note, n=groups,
+        Quantity(name="most frequent pair of experts", value_RLH=value_RL[..., None], note=note, n=groups, picked=True,
                  places=totals.layout.places(STEPS), nulls={"uniform": uniform, "popularity": popularity_L[:, None]})
     ]  # fmt: skip
 

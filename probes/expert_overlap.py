@@ -19,8 +19,10 @@ from functools import partial
 from math import comb
 from typing import TYPE_CHECKING, Annotated
 
+import einops
 import numpy as np
 from array_api_compat import array_namespace
+from einops import rearrange, repeat
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -114,14 +116,17 @@ def _pair_sums(
     sums = similarity.overlap_sums(
         early_BTK, weight_early_BTK, late_BTK, weight_late_BTK, token_BT, batch.architecture.num_experts
     )
-    xp = array_namespace(late_BTK)
-    shuffled = []
-    for order_BT in orders_XBT:
-        order_BT1 = moved(order_BT[..., None], late_BTK)
-        other_BTK, weight_other_BTK = (xp.take_along_axis(x, order_BT1, axis=1) for x in (late_BTK, weight_late_BTK))
-        shuffled.append(similarity.shared_sums(early_BTK, weight_early_BTK, other_BTK, weight_other_BTK, token_BT))
+    # Every shuffle is a sample more: (Z, T, K), Z = X B.
+    xp, num = array_namespace(late_BTK), len(orders_XBT)
+    order_ZT1 = moved(rearrange(orders_XBT, "x b t -> (x b) t 1"), late_BTK)
+    early_ZTK, weight_early_ZTK, late_ZTK, weight_late_ZTK = (
+        repeat(x, "b t k -> (x b) t k", x=num) for x in (early_BTK, weight_early_BTK, late_BTK, weight_late_BTK)
+    )
+    late_ZTK, weight_late_ZTK = (xp.take_along_axis(x, order_ZT1, axis=1) for x in (late_ZTK, weight_late_ZTK))
+    token_ZT = np.tile(token_BT, (num, 1))
+    shuffled = similarity.shared_sums(early_ZTK, weight_early_ZTK, late_ZTK, weight_late_ZTK, token_ZT)
     for name in ("jaccard", "weighted"):
-        sums[f"shuffled_{name}"] = xp.mean(xp.stack([each[name] for each in shuffled]), axis=0)
+        sums[f"shuffled_{name}"] = einops.reduce(shuffled[name], "(x b) -> b", "mean", x=num)
     return sums
 
 

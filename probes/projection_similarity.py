@@ -19,6 +19,7 @@ A segment's first query can only see itself and has equal rows on every visit: `
 import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import einops
 import numpy as np
 from einops import rearrange
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ from probes.statistics.arrays import Mask, is_token, recorded_steps, token_value
 from probes.statistics.grid import Grid, pair_label
 from probes.statistics.named_sums import stacked, under
 from probes.statistics.quantities import NEEDS_TWO_VISITS, Quantity
-from probes.statistics.sums import Reduced, Sums, Totals
+from probes.statistics.sums import Between, Reduced, Sums, Totals
 from probes.statistics.visit_pairs import check_visits, not_compared, visit_pairs
 from smelt_interp import similarity
 from smelt_interp.architecture import Architecture, Loop
@@ -87,7 +88,8 @@ def needs(architecture: Architecture) -> tuple[str, ...]:
 
 def start(architecture: Architecture, options: Options) -> Sums[Grids, Options]:
     """Sums over the tokens of each sample, and over queries beside those of the sample before."""
-    return Sums(architecture, options, lay_out, reduce, quantities, seed=options.resample_seed, between=between)
+    return Sums(architecture, options, lay_out, reduce, quantities, seed=options.resample_seed,
+                between=Between(suffixes=(PATTERN,), compare=between))  # fmt: skip
 
 
 def result(sums: Sums[Grids, Options]) -> Result:
@@ -124,18 +126,18 @@ def reduce(batch: Batch, grids: Grids, options: Options) -> Reduced:
 
 
 def between(before: Batch, after: Batch, grids: Grids, options: Options) -> dict[str, Array]:
-    """The attention of a sample on the earlier visit beside that of the one before it on the later visit, summed over
+    """The attention of samples on the earlier visit beside that of the ones before them on the later visit, summed over
     the queries that both count at the same place of a segment that starts at the same place."""
     length = min(each.samples.ids_NT.shape[1] for each in (before, after))  # parts of the data may differ
-    counted_1T, other_1T = (counted_queries(each, options)[:, :length] for each in (after, before))
-    start_1T, other_start_1T = (each.samples.segment_start_NT[:, :length] for each in (after, before))
-    which_1T = counted_1T & other_1T & (start_1T == other_start_1T)
+    counted_BT, other_BT = (counted_queries(each, options)[:, :length] for each in (after, before))
+    start_BT, other_start_BT = (each.samples.segment_start_NT[:, :length] for each in (after, before))
+    which_BT = counted_BT & other_BT & (start_BT == other_start_BT)
     found = []
     for steps in _pairs(grids):
-        sample_and_step = zip((after, before), steps, strict=True)
-        early, late = (pattern_rows(each, step)[:, :length, :, :length] for each, step in sample_and_step)
-        found.append(similarity.pattern_sums(early, late, which_1T))
-    return {name: rearrange(x, "1 ... -> ...") for name, x in stacked("other", found).items()}
+        batch_and_step = zip((after, before), steps, strict=True)
+        early, late = (pattern_rows(each, step)[:, :length, :, :length] for each, step in batch_and_step)
+        found.append(similarity.pattern_sums(early, late, which_BT))
+    return {name: einops.reduce(x, "b ... -> ...", "sum") for name, x in stacked("other", found).items()}
 
 
 def _pairs(grids: Grids) -> list[tuple[int, int]]:

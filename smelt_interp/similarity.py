@@ -113,17 +113,26 @@ def _centred(sums: Sums, dot: Floats) -> Floats:
 # Attention patterns -----------------------------------------------------------------------------------------------
 
 
-def _with_remainder(rows: Array) -> Floats:
-    """Attention rows (..., S) as distributions over S + 1: the last holds what a learned sink took.
+def _distribution(rows: Array) -> tuple[Floats, Floats]:
+    """Attention rows (..., S) divided by their sum with what a learned sink took, and its share (...).
 
     A shortfall that storage explains is none: completing one row of a pair with 2e-4 would set equal rows 0.01 apart.
     """
     xp = array_namespace(rows)
     row = floats(rows)
-    shortfall = 1 - xp.sum(row, axis=-1, keepdims=True)
-    full = xp.concat([row, xp.where(shortfall > ROW_SUM_TOLERANCE, shortfall, 0.0)], axis=-1)
-    distribution: Floats = full / xp.sum(full, axis=-1, keepdims=True)
-    return distribution
+    total = xp.sum(row, axis=-1)
+    taken = xp.where(1 - total > ROW_SUM_TOLERANCE, 1 - total, 0.0)
+    whole: Floats = total + taken
+    return row / whole[..., None], taken / whole
+
+
+def _divergence(p: Floats, q: Floats) -> Floats:
+    """Of each outcome: p log2(p / m) + q log2(q / m), m their mean; 0 log 0 is 0."""
+    xp = array_namespace(p)
+    tiny = np.finfo(np.float64).tiny
+    middle = xp.clip((p + q) / 2, tiny, None)
+    found: Floats = sum(x * xp.log2(xp.clip(x, tiny, None) / middle) for x in (p, q))
+    return found
 
 
 def jensen_shannon_distance(rows_a: Array, rows_b: Array) -> Floats:
@@ -133,11 +142,8 @@ def jensen_shannon_distance(rows_a: Array, rows_b: Array) -> Floats:
     learned sink took.
     """
     xp = array_namespace(rows_a)
-    p, q = _with_remainder(rows_a), _with_remainder(rows_b)
-    middle = (p + q) / 2
-    divergence = sum(
-        xp.sum(x * xp.log2(xp.where(x > 0, x / xp.where(middle > 0, middle, 1.0), 1.0)), axis=-1) for x in (p, q)
-    )
+    (p, taken_p), (q, taken_q) = _distribution(rows_a), _distribution(rows_b)
+    divergence = xp.sum(_divergence(p, q), axis=-1) + _divergence(taken_p, taken_q)
     distance: Floats = xp.sqrt(xp.clip(divergence / 2, 0, 1))
     return distance
 
@@ -181,17 +187,24 @@ def pattern_cosine(sums: Sums) -> Floats:
 
 def expert_overlap(experts_a: Array, experts_b: Array) -> Floats:
     """Size of the intersection of two sets of chosen experts (..., K). -> (...)"""
-    xp = array_namespace(experts_a)
-    overlap: Floats = xp.sum(xp.astype(_same_expert(experts_a, experts_b), xp.float64), axis=(-2, -1))
-    return overlap
+    return _overlap(_same_expert(experts_a, experts_b))
 
 
 def weighted_overlap(experts_a: Array, weights_a: Array, experts_b: Array, weights_b: Array) -> Floats:
     """Sum over experts of the smaller of its two weights, all (..., K): 1 when weights sum to 1 and agree. -> (...)"""
+    return _weighted(_same_expert(experts_a, experts_b), weights_a, weights_b)
+
+
+def _overlap(same: Array) -> Floats:
+    xp = array_namespace(same)
+    overlap: Floats = xp.sum(floats(same), axis=(-2, -1))
+    return overlap
+
+
+def _weighted(same: Array, weights_a: Array, weights_b: Array) -> Floats:
     xp = array_namespace(weights_a)
     a, b = floats(weights_a), floats(weights_b)
-    smaller = xp.minimum(a[..., :, None], b[..., None, :])
-    total: Floats = xp.sum(xp.where(_same_expert(experts_a, experts_b), smaller, 0.0), axis=(-2, -1))
+    total: Floats = xp.sum(xp.where(same, xp.minimum(a[..., :, None], b[..., None, :]), 0.0), axis=(-2, -1))
     return total
 
 
@@ -224,12 +237,13 @@ def shared_sums(
     count, overlap (o), jaccard (o / (2k - o)), weighted (the sum of the smaller weights), each (N, ...).
     """
     _check_same(mask_NT, experts_a, experts_b, weights_a, weights_b)
-    overlap = measured(expert_overlap(experts_a, experts_b), mask_NT)
+    same = _same_expert(experts_a, experts_b)
+    overlap = measured(_overlap(same), mask_NT)
     summed = {
         "count": measured(array_namespace(overlap).ones_like(overlap), mask_NT),
         "overlap": overlap,
         "jaccard": overlap / (2 * experts_a.shape[-1] - overlap),
-        "weighted": measured(weighted_overlap(experts_a, weights_a, experts_b, weights_b), mask_NT),
+        "weighted": measured(_weighted(same, weights_a, weights_b), mask_NT),
     }
     return {name: reduce(x, "n t ... -> n ...", "sum") for name, x in summed.items()}
 

@@ -1,6 +1,9 @@
 """Samples and the ones whose number is one less, met in any order: what nulls that compare samples are made of."""
 
+from dataclasses import replace
+
 import numpy as np
+from numpy.typing import NDArray
 
 from cache.batch import Batch, take
 
@@ -8,13 +11,14 @@ MOST_WAITING = 16
 """Samples that are kept until their neighbour is met; those that wait longest go. One run of samples keeps its ends."""
 
 Met = tuple[Batch, Batch]
-"""A sample and the one after it, each a batch of one."""
+"""Samples, and the one after each of them."""
 
 
 class Neighbours:
-    """Samples whose neighbours have not been met."""
+    """Samples whose neighbours have not been met, with the sites that are compared."""
 
-    def __init__(self) -> None:
+    def __init__(self, suffixes: tuple[str, ...]) -> None:
+        self._suffixes = suffixes
         self._before: dict[int, Batch] = {}
         """By number, those that wait for the one after them."""
         self._after: dict[int, Batch] = {}
@@ -26,12 +30,13 @@ class Neighbours:
         return len(self._before) + len(self._after)
 
     def add(self, batch: Batch) -> list[Met]:
-        """The neighbours that the samples of a batch bring together."""
-        met: list[Met] = []
-        for index, number in enumerate(batch.sample_ids.tolist()):
-            sample = take(batch, np.array([index]))
-            met += self._meet({number: sample}, {number: sample})
-        return met
+        """The neighbours that the samples of a batch bring together, among themselves and with those that wait."""
+        kept = replace(batch, sites={key: x for key, x in batch.sites.items() if key[1] in self._suffixes})
+        order_B = np.argsort(batch.sample_ids)
+        next_B = np.diff(batch.sample_ids[order_B]) == 1
+        inside = [(take(kept, order_B[:-1][next_B]), take(kept, order_B[1:][next_B]))] if next_B.any() else []
+        last, first = (order_B[~np.concatenate(ends)] for ends in ((next_B, [False]), ([False], next_B)))
+        return inside + self._meet(_by_number(kept, last), _by_number(kept, first))
 
     def merge(self, other: "Neighbours") -> list[Met]:
         """The neighbours that two runs of samples bring together."""
@@ -54,3 +59,7 @@ class Neighbours:
             for number in list(waiting)[:-MOST_WAITING]:
                 del waiting[number]
         return met
+
+
+def _by_number(batch: Batch, which: NDArray[np.intp]) -> dict[int, Batch]:
+    return {int(batch.sample_ids[index]): take(batch, np.array([index])) for index in which}

@@ -55,6 +55,8 @@ class Quantity:
     """Resampling biases it: `bootstrap.interval`."""
     share: bool = False
     """The share of its `n` documents that says yes, each document once: its interval is the exact binomial one."""
+    picked: bool = False
+    """What it is about was picked by its value over all samples, so that no number by sample belongs to it."""
     where: Where = field(default_factory=dict)
     """More columns, such as the kind of update."""
 
@@ -180,8 +182,9 @@ def headline_columns(quantities: Iterable[Quantity], num_samples: int) -> dict[s
     visit 1`. What is not known by sample is left out."""
     found = {}
     for quantity in quantities:
-        for place in quantity.places:
-            if place.level == "headline" and not quantity.undefined and len(quantity.value_RLH) == num_samples:
+        known = not quantity.undefined and not quantity.picked and len(quantity.value_RLH) == num_samples
+        for place in quantity.places if known else ():
+            if place.level == "headline":
                 words = [f"{name} {cell}" if name in ("visit", "head") else str(cell)
                          for name, cell in {**place.where, **quantity.where}.items() if cell != "mean"]  # fmt: skip
                 found[", ".join([quantity.name, *words])] = quantity.at(place)

@@ -58,6 +58,16 @@ class Totals(Generic[Layout, Options]):
     """Documents that define each of `Reduced.defined`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Between(Generic[Layout, Options]):
+    """What samples and the ones after them come to together."""
+
+    suffixes: tuple[str, ...]
+    """The sites that are compared."""
+    compare: Callable[[Batch, Batch, Layout, Options], Mapping[str, Array]]
+    """compare(before, after, layout, options): sums (...) over pairs of samples, added to `Totals.whole`."""
+
+
 class Distinct:
     """How many different numbers were added, in memory that grows with the different ones alone."""
 
@@ -97,8 +107,7 @@ class Sums(Generic[Layout, Options]):
     lay_out(batch, options, loops): what of the network is measured, seen on the first batch; equal for every batch.
     reduce(batch, layout, options): what a batch comes to.
     quantities(totals): what the sums say.
-    between(before, after, layout, options): what a sample and the one whose number is one less come to together, for
-    nulls that compare samples; (...) arrays, added to `Totals.whole`. Each batch is of one sample.
+    between: for nulls that compare a sample with the one before it.
     """
 
     def __init__(
@@ -110,7 +119,7 @@ class Sums(Generic[Layout, Options]):
         quantities: Callable[["Totals[Layout, Options]"], list[Quantity]],
         *,
         seed: int = 0,
-        between: Callable[[Batch, Batch, Layout, Options], Mapping[str, Array]] | None = None,
+        between: Between[Layout, Options] | None = None,
     ) -> None:
         self.architecture, self.options, self.seed = architecture, options, seed
         self.loops = headline_loops(architecture)
@@ -119,7 +128,7 @@ class Sums(Generic[Layout, Options]):
         self.keep_samples = False
         """Keep the headline's numbers for every sample; a runner may say so before the first batch."""
         self._lay_out, self._reduce, self._quantities, self._between = lay_out, reduce, quantities, between
-        self._neighbours = Neighbours()
+        self._neighbours = Neighbours(between.suffixes if between else ())
         self._layout: Layout | None = None
         self._sums: dict[str, Floats] = {}
         self._whole: dict[str, Floats] = {}
@@ -187,7 +196,7 @@ class Sums(Generic[Layout, Options]):
         for before, after in met:
             assert self._between is not None  # only then neighbours are kept,
             assert self._layout is not None  # and the batch they came in was laid out
-            for name, x in self._between(before, after, self._layout, self.options).items():
+            for name, x in self._between.compare(before, after, self._layout, self.options).items():
                 _combine(self._whole, name, to_numpy(x), np.add)
 
     @property

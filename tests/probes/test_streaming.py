@@ -11,6 +11,7 @@ from cache.batch import Batch
 from cache.record import DEFAULT_SITES, record, run_batches
 from model.network import LoopedMoE
 from probes.running import catalog
+from probes.running.probe import run
 from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.samples import Samples, concatenate
 from smelt_interp.data.tokenizer import BYTES, PAD
@@ -43,6 +44,22 @@ def test_the_answer_does_not_depend_on_the_batches(name: str, size: int, whole: 
 
 
 @pytest.mark.parametrize("name", catalog.NAMES)
+def test_numbers_by_sample_are_those_of_the_sample_alone(name: str, whole: Batch) -> None:
+    asked = {name: (catalog.load(name), catalog.load(name).Options())}
+    found, one_by_one = (
+        run(split_batch(whole, size), asked, by_sample=True)[name].by_sample.set_index("sample") for size in (4, 1)
+    )
+    assert found.index.tolist() == list(range(10))
+    assert found["domain"].tolist() == ["dyck"] * 6 + ["code"] * 4
+    assert len(found.columns) > 2
+    for column in one_by_one.columns.drop(["document", "domain"]):
+        # The ends of a median's bin are known of the whole batch.
+        tolerance = 0.011 if "median" in column else 1e-6
+        known = one_by_one[column].notna()  # content is 0 beside samples that have some, undefined alone
+        np.testing.assert_allclose(found[column][known], one_by_one[column][known], rtol=tolerance, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", catalog.NAMES)
 def test_two_halves_merged_are_the_whole(name: str, whole: Batch) -> None:
     probe = catalog.load(name)
 
@@ -59,7 +76,6 @@ def test_a_file_and_the_network_that_made_it_agree(name: str, tmp_path: Path) ->
     probe = catalog.load(name)
     network = LoopedMoE(replace(LOOPED, width=16), seed=0).eval()
     needed = probe.needs(network.architecture)
-    alone = replace(samples(), document_N=np.arange(10))
-    capture = record(network, alone, tmp_path / "file.h5", suffixes=needed or DEFAULT_SITES, dtype="float32")
-    streamed = rows_of(probe, run_batches(network, alone, needed, batch_size=3))
+    capture = record(network, samples(), tmp_path / "file", suffixes=needed or DEFAULT_SITES, dtype="float32")
+    streamed = rows_of(probe, run_batches(network, samples(), needed, batch_size=3))
     assert same_numbers(streamed, rows_of(probe, capture.batches(needed, 4)), tolerance=2e-6)
