@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from transformer_lens import HookedRootModule
 from transformer_lens.config import TransformerLensConfig
+from transformer_lens.hook_points import HookPoint
 
 from model.hooks.activation_cache import VisitCache, caching_hooks
 from model.hooks.hook_point import SitePoint
@@ -57,9 +58,12 @@ class LoopedModel(HookedRootModule):
 
     def setup(self) -> None:
         """transformer-lens's method, to be called when all modules are made: names the hook points and lists them."""
-        super().setup()
-        # transformer-lens lists every module here; a layer that is replaced later would live on in the list.
+        # transformer-lens lists and names every module: a layer replaced later would live on in the list, and a module
+        # of someone else's network may have a name of its own.
+        self.hook_dict = {name: module for name, module in self.named_modules() if isinstance(module, HookPoint)}
         self.mod_dict = self.hook_dict
+        for name, point in self.hook_dict.items():
+            point.name = name
         self._listed_blocks = tuple(self.blocks)
         steps = range(len(self.plan))
         expected = {hook_name(step, suffix) for step in steps for suffix in self.architecture.sites}
