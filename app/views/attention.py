@@ -33,7 +33,7 @@ def attention_page(folder: Path) -> None:
         return
     layers, several = list(recorded.visits), recorded.revisited()
     with st.sidebar:
-        num_samples = len(capture.samples)
+        num_samples = len(capture)
         sample = st.number_input(f"Sample, 1 to {num_samples}", 1, num_samples, key="sample", bind="query-params") - 1
         start = layers.index(several[0]) if several else 0
         layer = _numbered("Layer", layers, start)

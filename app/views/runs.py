@@ -1,7 +1,6 @@
-"""The captures of a folder: what each one is, the results stored beside it, and what is wrong with the others."""
+"""The captures of a folder, from their manifests alone: what each is, its stored results, what is wrong with others."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -43,16 +42,16 @@ def _opened(folder: Path) -> tuple[list[Capture], list[str]]:
 
 
 def _summary(capture: Capture) -> dict[str, str | int]:
-    _, num_tokens = capture.samples.ids_NT.shape
     return {
         "capture": capture.path.name,
         "checkpoint": _checkpoint(capture),
         "network": _network(capture),
-        "samples": ", ".join(f"{count} {name}" for name, count in _domains(capture).items()),
-        "tokens": num_tokens,
+        "samples": len(capture),
+        "data": _data(capture),
+        "tokens": capture.manifest.num_tokens,
         "steps": len(capture.architecture.steps),
         "sites": len(capture.sites),
-        "size": f"{compact(capture.path.stat().st_size, digits=3)}B",
+        "size": f"{compact(sum(shard.num_bytes for shard in capture.manifest.shards), digits=3)}B",
         "results": len(_result_files(capture)),
         "digest": capture.digest[:12],
     }
@@ -72,16 +71,19 @@ def _network(capture: Capture) -> str:
     return f"{network.num_layers} layers, {loops}, {visited}; {network.num_heads} heads; {experts}"
 
 
-def _domains(capture: Capture) -> dict[str, int]:
-    return Counter(name.decode() for name in capture.samples.domain_N.tolist())
+def _data(capture: Capture) -> str:
+    """The names of its data, as its request has them: the samples themselves are not read."""
+    options = capture.request.get("data")
+    names = options.get("data", ()) if isinstance(options, dict) else ()
+    return ", ".join(map(str, names)) if isinstance(names, (list, tuple)) and names else "-"
 
 
 def _details(capture: Capture, probes: Mapping[str, st.Page]) -> None:
     st.subheader(capture.path.name)
     st.markdown(f"{_checkpoint(capture)}: {_network(capture)}")
-    if capture.command:
+    if capture.manifest.command:
         st.markdown("**Recorded by**")
-        st.code(capture.command, language="bash", wrap_lines=True)
+        st.code(capture.manifest.command, language="bash", wrap_lines=True)
     results = _result_files(capture)
     if results:
         st.markdown("**Results stored beside it**")
@@ -103,7 +105,7 @@ def _details(capture: Capture, probes: Mapping[str, st.Page]) -> None:
 
 
 def _result_files(capture: Capture) -> list[Path]:
-    return sorted(capture.path.with_suffix(".results").glob("*.json"))
+    return sorted((capture.path / "results").glob("*.json"))
 
 
 def _result(path: Path, capture: Capture, probes: Mapping[str, st.Page]) -> None:

@@ -37,11 +37,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two whole captures, one cut short, one not finished."""
     folder = tmp_path_factory.mktemp("captures")
     for name, config in (("looped", LOOPED), ("baseline", BASELINE)):
-        write_capture(folder / f"{name}.h5", [episodes(config)], dtype="float32", command=f"record {name}")
-    (folder / "cut.h5").write_bytes((folder / "looped.h5").read_bytes()[:5000])
-    (folder / "half.parts").mkdir()
-    (folder / "half.parts" / "request.json").write_text(json.dumps({"command": "record half"}))
+        write_capture(folder / name, [episodes(config)], dtype="float32", command=f"record {name}")
+    shutil.copytree(folder / "looped", folder / "cut")
+    cut_short(folder / "cut")
+    (folder / "half").mkdir()
+    (folder / "half" / "request.json").write_text(json.dumps({"command": "record half"}))
     return folder
+
+
+def cut_short(capture: Path) -> None:
+    """The manifest of a capture as a full disk or a bad copy would leave it."""
+    (capture / "manifest.json").write_bytes((capture / "manifest.json").read_bytes()[:500])
 
 
 def page(module: str, folder: Path, *names: str, **query: str) -> AppTest:
@@ -81,7 +87,7 @@ def maps_of(test: AppTest) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", catalog.NAMES)
-@pytest.mark.parametrize("capture", ["looped.h5", "baseline.h5"])
+@pytest.mark.parametrize("capture", ["looped", "baseline"])
 def test_a_page_shows_the_rows_of_its_probe(name: str, capture: str, folder: Path) -> None:
     module, opened = catalog.load(name), Capture(folder / capture)
     result = measure(module, opened.batches(module.needs(opened.architecture)))
@@ -101,24 +107,24 @@ def test_a_page_shows_the_rows_of_its_probe(name: str, capture: str, folder: Pat
 
 
 def test_the_planted_start_mass_is_shown(folder: Path) -> None:
-    shown = probe("attention_sink", folder, capture="looped.h5").dataframe[0].value
+    shown = probe("attention_sink", folder, capture="looped").dataframe[0].value
     rows = shown[(shown["quantity"] == "start mass") & (shown["head"] == "mean")]
     assert [text.split()[0] for text in rows["value [95%]"]][:2] == ["0.6", "0.02"]
 
 
 def test_a_baseline_stands_beside(folder: Path) -> None:
-    test = probe("attention_sink", folder, capture="looped.h5", against="baseline.h5")
+    test = probe("attention_sink", folder, capture="looped", against="baseline")
     shown = test.dataframe[0].value
     start = shown[(shown["quantity"] == "start mass") & (shown["visit"] == "2")]
     assert start["baseline"].iloc[0] == "0.6"
     assert [tab.label for tab in test.tabs] == ["looped", "baseline"]
-    assert f"--against {folder / 'baseline.h5'}" in test.code[-1].value
+    assert f"--against {folder / 'baseline'}" in test.code[-1].value
 
 
 def test_the_command_of_a_page_gives_what_the_page_shows(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    test = probe("attention_sink", folder, capture="looped.h5", t_min="3", heads="1 2", queries="predict_answer")
+    test = probe("attention_sink", folder, capture="looped", t_min="3", heads="1 2", queries="predict_answer")
     words = test.code[-1].value.split()
     assert words[5:] == ["--queries", "predict_answer", "--t-min", "3", "--heads", "1", "2"]
     monkeypatch.setattr(sys, "argv", [*words[2:], "--json"])
@@ -134,7 +140,7 @@ def command_tables(document: dict[str, object]) -> Iterator[list[str]]:
 
 
 def test_changing_an_option_measures_again(folder: Path) -> None:
-    test = probe("attention_sink", folder, capture="looped.h5")
+    test = probe("attention_sink", folder, capture="looped")
     before = test.dataframe[0].value["null: uniform"].tolist()
     test.number_input(key="t_min").set_value(9)
     test.button[0].click().run()
@@ -145,19 +151,18 @@ def test_changing_an_option_measures_again(folder: Path) -> None:
 def test_a_capture_recorded_anew_under_the_same_name_is_measured_anew(tmp_path: Path) -> None:
     shown = []
     for seed, mass in ((0, 0.5), (1, 0.25)):
-        for path in tmp_path.glob("run.h5*"):
-            path.unlink()
-        write_capture(tmp_path / "run.h5", [episodes(seed=seed, first_mass=mass)], dtype="float32")
-        test = probe("attention_sink", tmp_path, capture="run.h5")
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        write_capture(tmp_path / "run", [episodes(seed=seed, first_mass=mass)], dtype="float32")
+        test = probe("attention_sink", tmp_path, capture="run")
         shown.append(test.dataframe[0].value["value [95%]"][0].split()[0])
     assert shown == ["0.5", "0.25"]
 
 
 def test_what_a_probe_refuses_is_one_line(folder: Path) -> None:
-    assert [e.value for e in probe("attention_sink", folder, capture="looped.h5", t_min="0").error] == [
+    assert [e.value for e in probe("attention_sink", folder, capture="looped", t_min="0").error] == [
         "t_min must be at least 1; got 0"
     ]
-    test = probe("attention_sink", folder, capture="looped.h5", heads="1 x")
+    test = probe("attention_sink", folder, capture="looped", heads="1 x")
     assert [e.value for e in test.error] == ["heads must be whole numbers separated by spaces; got 1 x"]
 
 
@@ -168,24 +173,24 @@ def test_what_a_probe_refuses_is_one_line(folder: Path) -> None:
     ] + [("expert_overlap", {"shuffles": "1001"}), ("massive_activations", {"times": "-1"})],
 )  # fmt: skip
 def test_a_number_out_of_bounds_in_the_address_is_one_line(name: str, address: dict[str, str], folder: Path) -> None:
-    (error,) = probe(name, folder, capture="looped.h5", **address).error
+    (error,) = probe(name, folder, capture="looped", **address).error
     assert re.fullmatch(f"{next(iter(address))} must be at (least|most) .*; got .*", error.value)
 
 
 def test_only_whole_captures_of_the_same_samples_are_offered_beside(folder: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(folder, tmp_path / "captures", ignore=shutil.ignore_patterns("*.results"))
+    folder = shutil.copytree(folder, tmp_path / "captures", ignore=shutil.ignore_patterns("results"))
     batch = episodes()
     other = replace(batch, samples=replace(batch.samples, ids_NT=batch.samples.ids_NT[::-1].copy()))
-    write_capture(folder / "other.h5", [other], dtype="float32")
-    write_capture(folder / "twin.h5", [episodes(seed=1)], dtype="float32")
-    assert Capture(folder / "other.h5").samples.digest() != batch.samples.digest()
+    write_capture(folder / "other", [other], dtype="float32")
+    write_capture(folder / "twin", [episodes(seed=1)], dtype="float32")
+    assert Capture(folder / "other").samples.digest() != batch.samples.digest()
 
     def offered() -> list[str]:
-        return probe("dyck_icl", folder, capture="looped.h5").multiselect(key="against").options
+        return probe("dyck_icl", folder, capture="looped").multiselect(key="against").options
 
-    assert offered() == ["baseline.h5", "twin.h5"]
-    (folder / "twin.h5").write_bytes((folder / "twin.h5").read_bytes()[:5000])
-    assert offered() == ["baseline.h5"]
+    assert offered() == ["baseline", "twin"]
+    cut_short(folder / "twin")
+    assert offered() == ["baseline"]
 
 
 # Options
@@ -193,7 +198,7 @@ def test_only_whole_captures_of_the_same_samples_are_offered_beside(folder: Path
 
 @pytest.mark.parametrize("name", catalog.NAMES)
 def test_a_page_has_the_options_of_the_command_and_no_other(name: str, folder: Path) -> None:
-    test = probe(name, folder, capture="looped.h5")
+    test = probe(name, folder, capture="looped")
     kinds = (test.selectbox, test.multiselect, test.number_input, test.text_input, test.toggle)
     widgets = {widget.key: widget.help for kind in kinds for widget in kind}
     help_of = option_help(catalog.load(name).Options)
@@ -228,7 +233,7 @@ def test_address_and_command_give_the_same_options(name: str, monkeypatch: pytes
     test.query_params.update(address)
     made = test.run().session_state["made"]
     module = catalog.load(name)
-    arguments = command.parse(name, module, ["--capture", "x.h5", *option_words(made)])
+    arguments = command.parse(name, module, ["--capture", "x", *option_words(made)])
     assert arguments.measure == made
     for key, text in address.items():
         assert query_of({key: as_typed(made)[key]}) == {key: text.removesuffix(".0")}
@@ -246,8 +251,8 @@ def test_words_that_are_no_option_are_refused() -> None:
 
 
 def test_the_maps_are_both_visits_and_their_difference(folder: Path) -> None:
-    test = page("attention", folder, capture="looped.h5", sample="2", layer="3", head="4")
-    capture = Capture(folder / "looped.h5")
+    test = page("attention", folder, capture="looped", sample="2", layer="3", head="4")
+    capture = Capture(folder / "looped")
     length = int(capture.samples.length_N[1])
     first, second = (capture.read("attn.hook_pattern", step, slice(1, 2), 3)[0][:length, :length] for step in (2, 4))
     seen = np.tril(np.ones((length, length), bool))
@@ -265,12 +270,12 @@ def test_only_the_matrices_on_the_page_are_read(folder: Path, monkeypatch: pytes
         return read(self, suffix, step, samples, head)
 
     monkeypatch.setattr(Capture, "read", watched)
-    page("attention", folder, capture="looped.h5", sample="3", layer="2", head="1")
+    page("attention", folder, capture="looped", sample="3", layer="2", head="1")
     assert asked == [("attn.hook_pattern", step, slice(2, 3), 0) for step in (1, 3)]
 
 
 def test_a_link_opens_the_same_view_and_its_python_gives_the_same_figure(folder: Path) -> None:
-    test = page("attention", folder, capture="looped.h5", sample="3", layer="2", head="2")
+    test = page("attention", folder, capture="looped", sample="3", layer="2", head="2")
     assert (test.number_input(key="sample").value, test.selectbox(key="layer").value) == (3, 2)
     assert test.selectbox(key="head").value == 2
     scope: dict[str, object] = {}
@@ -281,7 +286,7 @@ def test_a_link_opens_the_same_view_and_its_python_gives_the_same_figure(folder:
 
 
 def test_a_baseline_has_one_map_and_says_so(folder: Path) -> None:
-    test = page("attention", folder, capture="baseline.h5", layer="2")
+    test = page("attention", folder, capture="baseline", layer="2")
     assert [info.value for info in test.info] == [
         "This network visits each layer once (a Baseline), so there is one map and no difference."
     ]
@@ -289,7 +294,7 @@ def test_a_baseline_has_one_map_and_says_so(folder: Path) -> None:
 
 
 def test_a_layer_outside_the_loop_says_where_the_loop_is(folder: Path) -> None:
-    test = page("attention", folder, capture="looped.h5", layer="1")
+    test = page("attention", folder, capture="looped", layer="1")
     assert test.info[0].value.startswith("Layer 1 lies outside the loop and is visited once")
     assert test.info[0].value.endswith("Layers with two visits: 2, 3.")
 
@@ -298,20 +303,20 @@ def test_of_three_visits_any_two_are_compared(tmp_path: Path) -> None:
     config = replace(LOOPED, num_visits=3)
     samples = episodes().samples
     batch = planted_batch(config, samples, random_sites(config, samples, ("attn.hook_pattern",)))
-    write_capture(tmp_path / "three.h5", [batch], dtype="float32")
-    test = page("attention", tmp_path, capture="three.h5", layer="2", earlier="2", later="3")
+    write_capture(tmp_path / "three", [batch], dtype="float32")
+    test = page("attention", tmp_path, capture="three", layer="2", earlier="2", later="3")
     length = int(samples.length_N[0])
     second, third = (batch.sites[step, "attn.hook_pattern"][0, 0, :length, :length] for step in (3, 5))
     np.testing.assert_array_equal(maps_of(test)[2], np.where(np.isnan(maps_of(test)[0]), np.nan, third - second))
-    test = page("attention", tmp_path, capture="three.h5", layer="2", earlier="2")
+    test = page("attention", tmp_path, capture="three", layer="2", earlier="2")
     assert test.selectbox(key="later").options == ["3"]
 
 
 def test_a_capture_without_attention_says_what_it_lacks(tmp_path: Path) -> None:
     batch = episodes()
     kept = {key: array for key, array in batch.sites.items() if key[1] == "hook_resid_pre"}
-    write_capture(tmp_path / "resid.h5", [replace(batch, sites=kept, heads={})])
-    (error,) = page("attention", tmp_path, capture="resid.h5").error
+    write_capture(tmp_path / "resid", [replace(batch, sites=kept, heads={})])
+    (error,) = page("attention", tmp_path, capture="resid").error
     assert error.value.startswith("a capture must hold attn.hook_pattern to draw it")
 
 
@@ -319,7 +324,7 @@ def test_a_capture_without_attention_says_what_it_lacks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["attention", "probe"])
-@pytest.mark.parametrize("name", ["cut.h5", "half.h5"])
+@pytest.mark.parametrize("name", ["cut", "half"])
 def test_a_capture_that_does_not_open_shows_its_line(module: str, name: str, folder: Path) -> None:
     with pytest.raises(UserError) as problem:
         Capture(folder / name)
@@ -341,19 +346,19 @@ def main_page(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, **
 def test_the_runs_page_lists_what_opens_and_says_why_the_others_do_not(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = shutil.copytree(folder, tmp_path / "captures", ignore=shutil.ignore_patterns("*.results"))
-    monkeypatch.setattr(sys, "argv", ["probes.expert_overlap", "--capture", str(folder / "looped.h5"), "--json"])
+    folder = shutil.copytree(folder, tmp_path / "captures", ignore=shutil.ignore_patterns("results"))
+    monkeypatch.setattr(sys, "argv", ["probes.expert_overlap", "--capture", str(folder / "looped"), "--json"])
     catalog.load("expert_overlap").main()
-    test = main_page(folder, monkeypatch, capture="looped.h5")
+    test = main_page(folder, monkeypatch, capture="looped")
     listed = test.dataframe[0].value
-    looped = Capture(folder / "looped.h5")
-    assert listed["capture"].tolist() == ["baseline.h5", "looped.h5"]
+    looped = Capture(folder / "looped")
+    assert listed["capture"].tolist() == ["baseline", "looped"]
     assert listed["digest"].tolist()[1] == looped.digest[:12]
     assert listed["results"].tolist() == [0, 1]
-    assert listed["samples"].tolist() == ["3 dyck", "3 dyck"]
+    assert listed["samples"].tolist() == [3, 3]
     assert listed["network"].tolist()[1] == "4 layers, looped 2-3, 2 visits; 4 heads; 2 of 8 experts"
     assert "go on with: record half" in test.warning[1].value
-    assert "cut.h5" in test.warning[0].value
+    assert "cut" in test.warning[0].value
     assert test.code[0].value == "record looped"
     assert test.get("page_link")[0].proto.label == "Experts across visits"
     assert test.dataframe[1].value["site"].tolist() == list(looped.sites)
@@ -362,13 +367,13 @@ def test_the_runs_page_lists_what_opens_and_says_why_the_others_do_not(
 def test_results_that_are_broken_or_of_another_capture_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_capture(tmp_path / "run.h5", [episodes()])
-    results = tmp_path / "run.results"
+    write_capture(tmp_path / "run", [episodes()])
+    results = tmp_path / "run" / "results"
     results.mkdir()
     (results / "a.json").write_text("{")
     other = {"probe": "x", "title": "X", "options": {}, "command": "", "networks": [{"digest": "0"}]}
     (results / "b.json").write_text(json.dumps(other))
-    test = main_page(tmp_path, monkeypatch, capture="run.h5")
+    test = main_page(tmp_path, monkeypatch, capture="run")
     assert [warning.value for warning in test.warning] == [
         f"a result must be the JSON that a probe wrote; got {results / 'a.json'}: measure it again",
         f"a result must be of this capture; got {results / 'b.json'} of another: measure it again",
@@ -405,7 +410,7 @@ def test_a_wrong_argument_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_folder_of_captures_that_is_a_file_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for path in (folder / "looped.h5", folder / "looped.h5" / "below"):
+    for path in (folder / "looped" / "manifest.json", folder / "looped" / "manifest.json" / "below"):
         test = main_page(folder, monkeypatch, "--captures", str(path))
         said = f"the folder of captures must be readable; got {path}: Not a directory"
         assert [error.value for error in test.error] == [said]
@@ -430,9 +435,9 @@ def test_a_folder_of_captures_without_permission_is_one_line(tmp_path: Path, mod
 
 
 def test_a_link_to_a_capture_that_is_gone_says_so(folder: Path) -> None:
-    (error,) = page("attention", folder, capture="gone.h5").error
-    assert "got gone.h5: choose one" in error.value
-    assert "looped.h5" in error.value
+    (error,) = page("attention", folder, capture="gone").error
+    assert "got gone: choose one" in error.value
+    assert "looped" in error.value
 
 
 # The source
@@ -443,7 +448,7 @@ def test_the_first_page_imports_neither_torch_nor_what_brings_it(folder: Path) -
         "import sys; from streamlit.testing.v1 import AppTest; "
         f"sys.argv = ['app/main.py', '--captures', {str(folder)!r}]; "
         f"test = AppTest.from_file({str(APP / 'main.py')!r}, default_timeout=60); "
-        "test.query_params['capture'] = 'looped.h5'; test.run(); assert test.dataframe and not test.exception; "
+        "test.query_params['capture'] = 'looped'; test.run(); assert test.dataframe and not test.exception; "
         "print(sorted({'torch', 'transformer_lens', 'nnsight', 'transformers'} & set(sys.modules)))"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)

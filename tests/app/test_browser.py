@@ -63,8 +63,8 @@ def browser() -> Iterator[Browser]:
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Where the dashboard is served."""
     folder = tmp_path_factory.mktemp("captures")
-    write_capture(folder / "looped.h5", [episodes(LOOPED)])
-    write_capture(folder / "baseline.h5", [episodes(BASELINE)])
+    write_capture(folder / "looped", [episodes(LOOPED)])
+    write_capture(folder / "baseline", [episodes(BASELINE)])
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -152,15 +152,15 @@ def test_every_page_opens_and_its_address_gives_the_same_view(address: str, brow
     visitor = Visitor(browser)
     visitor.open(address)
     assert visitor.page.get_by_role("heading", level=1).inner_text() == "Runs"
-    assert visitor.page.url.endswith("?capture=looped.h5")  # the first that visits a layer twice
-    visitor.choose("Capture", "baseline.h5")
-    assert visitor.page.url.endswith("?capture=baseline.h5")
-    visitor.choose("Capture", "looped.h5")
+    assert visitor.page.url.endswith("?capture=looped")  # the first that visits a layer twice
+    visitor.choose("Capture", "baseline")
+    assert visitor.page.url.endswith("?capture=baseline")
+    visitor.choose("Capture", "looped")
 
     for name in catalog.NAMES:
         visitor.follow(catalog.load(name).TITLE)
         visitor.page.locator("[data-testid=stPlotlyChart] .main-svg").first.wait_for()
-        assert visitor.page.url == f"{address}/{name}?capture=looped.h5"
+        assert visitor.page.url == f"{address}/{name}?capture=looped"
         assert f"probes.{name} --capture" in visitor.command()
 
     for title, module in NUMBERS.items():
@@ -183,7 +183,7 @@ def test_every_page_opens_and_its_address_gives_the_same_view(address: str, brow
     visitor.choose("Head", "4")
     visitor.type("Sample", "2")
     visitor.settle()
-    assert visitor.choices() == ["looped.h5", "2", "3", "4"]
+    assert visitor.choices() == ["looped", "2", "3", "4"]
     other.open(visitor.page.url)
     assert other.choices() == visitor.choices()
     maps = other.page.locator("[data-testid=stPlotlyChart] .hm")
