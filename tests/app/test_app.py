@@ -212,7 +212,8 @@ CHANGED = {
     "projection_similarity": {"visits": "1 2", "heads": "concatenated", "t_min": "0"},
     "expert_overlap": {},
     "residual_updates": {},
-    "massive_activations": {"floor": "50"},
+    "expert_load": {},
+    "massive_activations": {"floor": "50.5"},
     "dyck_icl": {},
 }
 
@@ -381,10 +382,21 @@ def test_results_that_are_broken_or_of_another_capture_are_named(
 
 
 def test_the_dashboard_computes_on_one_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen from inside: a limit may hold in the page's own thread alone."""
+    import streamlit as st
+
+    found: list[set[int]] = []
+    plain = st.set_page_config
+
+    def seen(**options: object) -> None:
+        found.append({pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"})
+        plain(**options)
+
+    monkeypatch.setattr(st, "set_page_config", seen)
     with threadpool_limits(limits=2):
-        assert {pool["num_threads"] for pool in threadpool_info()} == {2}
         main_page(folder, monkeypatch)
-        assert {pool["num_threads"] for pool in threadpool_info()} == {1}
+    assert found
+    assert found[0] == {1}
 
 
 def test_an_empty_folder_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
