@@ -266,7 +266,7 @@ def keep_result(capture: Path, document: dict[str, object], measured: Measured, 
     seen = [subject.described.get("digest", subject.described.get("weights")) for subject in measured.subjects]
     asked = json.dumps([measured.name, document["options"], seen], sort_keys=True)
     digest = hashlib.sha256(asked.encode()).hexdigest()[:16]
-    folder = capture / "results" if capture.is_dir() else capture.with_name(f"{capture.stem}.results")
+    folder = capture / "results"
     path = folder / f"{measured.name}-{digest}.json"
     try:
         report.write_text(path, text)

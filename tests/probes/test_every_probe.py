@@ -31,9 +31,8 @@ def test_every_probe_answers_on_every_network_in_one_screen_and_a_second_run_rec
     run(monkeypatch, *arguments)
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) <= 45
-    assert printed[1].split() == "dyck looped dyck once dyck untrained dyck null code looped code once".split() + (
-        "code untrained code null".split()
-    )
+    names = ("looped", "once", "untrained", "null")
+    assert printed[1].split() == [word for data in ("dyck", "code") for name in names for word in (data, name)]
     assert sum(line.startswith("start mass, visit") for line in printed) == 4, "in the overview and in the card"
     assert any("10 shots fit the context of 160 tokens" in line for line in printed)
     run(monkeypatch, *arguments, "--json")

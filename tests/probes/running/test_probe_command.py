@@ -34,7 +34,7 @@ class Block:
 sys.meta_path.insert(0, Block())
 for probe in sys.argv.pop(1).split(","):
     try:
-        runpy.run_module("probes." + probe, run_name="__main__")
+        runpy.run_module("probes." + probe, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         assert not end.code, end.code
 """
