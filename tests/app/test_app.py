@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
-from threadpoolctl import threadpool_info, threadpool_limits
 
 from app.widgets.capture_folder import RECORD, capture_names
 from app.widgets.options import option_help, option_words, parse_option, query_of
@@ -23,6 +22,7 @@ from cache.recording import write_capture
 from cache.store import Capture
 from probes.running import catalog, command, report
 from smelt_interp.errors import UserError
+from smelt_interp.terminal import threads
 from smelt_interp.terminal.from_one import as_typed
 from tests.support.answers import measure
 from tests.support.app_captures import episodes
@@ -382,21 +382,10 @@ def test_results_that_are_broken_or_of_another_capture_are_named(
 
 
 def test_the_dashboard_computes_on_one_thread(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen from inside: a limit may hold in the page's own thread alone."""
-    import streamlit as st
-
-    found: list[set[int]] = []
-    plain = st.set_page_config
-
-    def seen(**options: object) -> None:
-        found.append({pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"})
-        plain(**options)
-
-    monkeypatch.setattr(st, "set_page_config", seen)
-    with threadpool_limits(limits=2):
-        main_page(folder, monkeypatch)
-    assert found
-    assert found[0] == {1}
+    asked: list[int] = []
+    monkeypatch.setattr(threads, "limit_threads", asked.append)
+    main_page(folder, monkeypatch)
+    assert set(asked) == {1}
 
 
 def test_an_empty_folder_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
