@@ -46,13 +46,19 @@ def transformers_experts(
     self: _TransformersExperts, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
     """`experts` with the weights of a transformers module. Raises `UserError` for what the layer does not compute."""
+    if not all(hasattr(self, name) for name in ("has_gate", "has_bias", "is_transposed", "act_fn", "down_proj")):
+        raise UserError(
+            f"{type(self).__name__} must be an experts module in transformers' common form for the {NAME} experts; got "
+            "one of its own form; use set_experts_implementation('eager')"
+        )
+    plain_gate = not self.has_gate or self._apply_gate.__func__ is moe._default_apply_gate
     for holds, what in (
         (not self.has_bias, "no biases"),
         (not self.has_post_expert_norm, "no norm after the experts"),
         (self.is_concatenated, "gate rows before up rows, not interleaved"),
         (not self._is_expert_parallel, "all experts on one device"),
-        (isinstance(self.act_fn, (nn.SiLU, SiLUActivation)), "SiLU as activation"),
-        (not self.has_gate or self._apply_gate.__func__ is moe._default_apply_gate, "plain SwiGLU as gate"),
+        (isinstance(self.act_fn, (nn.SiLU, SiLUActivation)) or self.act_fn is nn.functional.silu, "SiLU as activation"),
+        (plain_gate, "plain SwiGLU as gate"),
     ):
         if not holds:
             raise UserError(

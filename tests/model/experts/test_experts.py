@@ -48,6 +48,7 @@ def test_every_count_of_tokens_up_to_128():
 
 
 @pytest.mark.parametrize("width", [4, 20, 64, 192])
+@pytest.mark.portable
 def test_slots_are_added_in_the_order_of_the_choices(width):
     """In numbers of very unequal size any other order shows."""
     generator = torch.Generator().manual_seed(0)
