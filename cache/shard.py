@@ -325,9 +325,6 @@ def check_tokens(samples: Samples, sample_ids: NDArray[np.int64], vocab_size: in
     """Raise UserError unless the tokens are within their ranges, so that a probe can compute with them."""
     num_tokens = samples.ids_NT.shape[1]
     episode_N = samples.episode_N
-    letters_NL = np.ascontiguousarray(samples.domain_N).view(np.uint8).reshape(len(samples), -1)
-    # Printable letters, then nothing: a zero inside would end the name for some readers and not for others.
-    ended_NL = np.logical_or.accumulate(letters_NL == 0, 1)
     rules = (
         ("ids must be in the vocabulary", (samples.ids_NT >= 0) & (samples.ids_NT < vocab_size)),
         ("role must be one of the roles", np.isin(samples.role_NT, list(Role))),
@@ -336,10 +333,6 @@ def check_tokens(samples: Samples, sample_ids: NDArray[np.int64], vocab_size: in
             (samples.segment_start_NT >= 0) & (samples.segment_start_NT <= np.arange(num_tokens)),
         ),
         ("length must be 1 to the length of a row", (samples.length_N >= 1) & (samples.length_N <= num_tokens)),
-        (
-            "domain must be printable ASCII",
-            np.where(ended_NL, letters_NL == 0, (letters_NL >= 32) & (letters_NL < 127)).all(1),
-        ),
         (
             "episode must have shots from -1 and counts from 0",
             (episode_N["shots"] >= -1) & (episode_N["depth"] >= 0) & (episode_N["answer_length"] >= 0),

@@ -32,6 +32,8 @@ def verify(folder: Path) -> Verified:
     """Check a finished capture. Raises UserError for the first thing that is not as it was written."""
     capture = Capture(folder)
     manifest = capture.manifest
+    for shard in manifest.shards:  # the digests first: what has changed is told before anything is unpacked
+        verify_shard(folder, shard, manifest, values=False)
     chunks = sum(verify_shard(folder, shard, manifest, values=True) for shard in manifest.shards)
     if capture.samples_digest != capture.samples.digest():
         raise UserError(f"a capture must hold the samples of its request; {folder} holds others: record it again")

@@ -6,20 +6,13 @@ from typing import Annotated, get_type_hints
 from pydantic import Field
 from tyro.constructors import PrimitiveConstructorSpec
 
-
-def _typed(words: list[str]) -> int:
-    if (number := int(words[0])) < 1:
-        raise ValueError(f"must be at least 1; got {number}")
-    return number - 1
-
-
 Index = Annotated[
     int,
     Field(ge=0, le=10**9),
     PrimitiveConstructorSpec(
         nargs=1,
         metavar="INT",
-        instance_from_str=_typed,
+        instance_from_str=lambda words: int(words[0]) - 1,
         is_instance=lambda value: isinstance(value, int),
         str_from_instance=lambda value: [str(value + 1)],
     ),

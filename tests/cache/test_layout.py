@@ -176,9 +176,7 @@ def test_contents_that_cannot_be(changed: dict[str, object], match: str) -> None
         contents_of(**changed)
 
 
-@pytest.mark.parametrize("domain", [b"a name of 17 byte", b"co\0de", b"c\xc3\xb6de", b"co\nde"])
-def test_a_domain_that_would_be_read_otherwise(domain: bytes) -> None:
-    samples = replace(text_samples(2), domain_N=np.array([b"code", domain]))
-    match = r"a domain must have at most 16 printable letters in ASCII; got b'"
-    with pytest.raises(UserError, match=match):
+def test_a_domain_that_would_be_cut() -> None:
+    samples = replace(text_samples(2), domain_N=np.array([b"code", b"a name of 17 byte"]))
+    with pytest.raises(UserError, match=r"a domain must have at most 16 letters; got b'a name of 17 byte'"):
         contents_of(samples)

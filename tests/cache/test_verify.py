@@ -12,10 +12,12 @@ import h5py
 import numpy as np
 import pytest
 
+from cache import info as info_module
+from cache import verify as verify_module
 from cache.manifest import MANIFEST
 from cache.store import Capture
 from cache.verify import verify
-from smelt_interp.errors import UserError
+from smelt_interp.errors import UserError, run_command
 from tests.support.forked import Child
 from tests.support.planted_captures import SITES, damage, planted_capture, random_batch, shard_paths, sign
 
@@ -41,9 +43,9 @@ def test_a_whole_capture(path: Path) -> None:
     assert verified.chunks > attention + 3 * 6 * 4
 
 
-def test_a_thousand_of_a_thousand_flipped_bits_are_found(path: Path) -> None:
+def test_every_flipped_bit_of_a_shard_is_found(path: Path) -> None:
     found, shards = 0, shard_paths(path)
-    for _ in range(1000):
+    for _ in range(200):
         shard = random.choice(shards)
         with shard.open("r+b", buffering=0) as file:
             place, bit = random.randrange(shard.stat().st_size), 1 << random.randrange(8)
@@ -54,7 +56,7 @@ def test_a_thousand_of_a_thousand_flipped_bits_are_found(path: Path) -> None:
             except UserError as error:
                 found += "a shard must be as it was written" in str(error)
             os.pwrite(file.fileno(), bytes([byte]), place)
-    assert found == 1000
+    assert found == 200
     verify(path)
 
 
@@ -80,7 +82,7 @@ def test_flipped_bits_in_the_data_are_found_by_their_checksums_too(path: Path) -
             dataset = file[name].id
             chunks += [dataset.get_chunk_info(index) for index in range(dataset.get_num_chunks())]
     data = shard.read_bytes()
-    for chunk in random.sample(chunks, 60):
+    for chunk in random.sample(chunks, 25):
         damaged = bytearray(data)
         damaged[chunk.byte_offset + random.randrange(chunk.size)] ^= 1 << random.randrange(8)
         shard.write_bytes(damaged)
@@ -103,7 +105,7 @@ def test_flipped_bits_elsewhere_are_found_by_the_checksums_of_the_format(path: P
 
     def look() -> None:
         told = 0
-        for place in random.choices(elsewhere, k=150):
+        for place in random.choices(elsewhere, k=60):
             damaged = bytearray(data)
             damaged[place] ^= 1 << random.randrange(8)
             shard.write_bytes(damaged)
@@ -114,7 +116,7 @@ def test_flipped_bits_elsewhere_are_found_by_the_checksums_of_the_format(path: P
                 told += 1
             else:
                 assert numbers(path) == whole
-        assert told > 75
+        assert told > 30
 
     assert Child(look).wait() == (0, "")
 
@@ -162,9 +164,9 @@ def test_the_digest_is_compared_before_hdf5_reads_the_file(path: Path, monkeypat
         ("segment_start", 5, r"tokens/segment_start must not lie ahead; 1 are not"),
         ("segment_start", -1, r"tokens/segment_start must not lie ahead; 1 are not"),
         ("role", 8, r"tokens/role must be one of the roles; 1 are not"),
-        ("domain", "c\u00f6de".encode(), r"tokens/domain must be printable ASCII; 1 are not"),
-        ("domain", b"co\0de", r"tokens/domain must be printable ASCII; 1 are not"),
-        ("domain", b"co\x1bde", r"tokens/domain must be printable ASCII; 1 are not"),
+        ("domain", "c\u00f6de".encode(), r"a domain must be printable ASCII; got b'c"),
+        ("domain", b"co\0de", r"a domain must be printable ASCII; got b'c"),
+        ("domain", b"co\x1bde", r"a domain must be printable ASCII; got b'c"),
         ("sample_id", -1, r"tokens/sample_id must be 0 or above and ascend; 1 are not"),
         ("episode", (-2, 0, 0, False, False), r"tokens/episode must have shots from -1 and counts from 0; 1 are not"),
     ],
@@ -210,7 +212,7 @@ def run(module: str, path: Path | str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", module, path], capture_output=True, text=True, check=False)
 
 
-def test_the_commands(path: Path) -> None:
+def test_the_commands(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     done = run("cache.verify", path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{path} is whole: 4 samples in 2 shards, 4 sites, ")
@@ -219,10 +221,12 @@ def test_the_commands(path: Path) -> None:
     for words in ("4 samples of 12 tokens (4 code)", "attn.hook_pattern", "4 x 12 x 12", Capture(path).digest):
         assert words in info.stdout
     os.truncate(shard_paths(path)[0], 1000)
-    for module in ("cache.verify", "cache.info"):
-        for folder in (path, "", path / "none", "\udc80"):
-            done = run(module, folder)
-            assert (done.returncode, done.stdout) == (2, "")
-            assert done.stderr.startswith("error: ")
-            assert done.stderr.count("\n") == 1
-            assert len(done.stderr) < 300
+    for module, folder in ((verify_module, path), (info_module, path), (info_module, ""), (verify_module, "\udc80")):
+        monkeypatch.setattr(sys, "argv", ["command", str(folder)])
+        with pytest.raises(SystemExit, match="2"):
+            run_command(module.main)
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert told.err.startswith("error: ")
+        assert told.err.count("\n") == 1
+        assert len(told.err) < 300
