@@ -45,9 +45,9 @@ COUNTED = ("massive channels", "largest channel/median")
 class Options:
     """When an entry of the residual stream counts as massive."""
 
-    floor: Annotated[float, Field(ge=0, le=1e30)] = 100.0
+    floor: Annotated[float, Field(ge=0, le=1e12)] = 100.0
     """Least magnitude."""
-    times: Annotated[float, Field(ge=0, le=1e30)] = 1000.0
+    times: Annotated[float, Field(ge=0, le=1e12)] = 1000.0
     """Least multiple of the median magnitude of the token's channels."""
 
 

@@ -151,7 +151,7 @@ def test_the_result_lies_beside_the_capture_under_what_was_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capture = write_capture(folder / "again.h5", LOOPED, 0.5, 0.1)
-    results = folder / "again.results"
+    results = capture / "results"
     for arguments, count in (((), 1), ((), 1), (("--t-min", "3"), 2), (("--level", "layer"), 2)):
         run(monkeypatch, "attention_sink", "--capture", str(capture), "--json", *arguments)
         capsys.readouterr()
@@ -231,11 +231,14 @@ def test_nothing_is_left_of_a_file_that_cannot_be_finished(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--capture", "nowhere.h5"), "error: a capture must be a file; got nowhere.h5"),
+        (("--capture", "nowhere.h5"), "error: a capture must be a folder with a manifest.json; got nowhere.h5"),
         (("--ckpt", "nowhere"), "error: a checkpoint must be a folder; got nowhere"),
         (("--capture", "{folder}/looped.h5", "--shots", "3"), "error: data options must be left out with --capture"),
         (("--capture", "{folder}/looped.h5", "--layers", "9"), "error: layers must be recorded layers of 1 to 4"),
-        (("--capture", "{folder}/looped.h5", "--out", "{folder}/looped.h5/out"), "error: the output folder must be"),
+        (
+            ("--capture", "{folder}/looped.h5", "--out", "{folder}/looped.h5/manifest.json/out"),
+            "error: the output folder must be",
+        ),
     ],
 )
 def test_a_mistake_ends_with_one_line_and_exit_code_2(
@@ -265,7 +268,14 @@ def test_a_wrong_option_ends_with_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    "out", ["{folder}/looped.h5", "{folder}/looped.h5/out", "/proc/x", "/proc", "{folder}/" + "x" * 300]
+    "out",
+    [
+        "{folder}/looped.h5/manifest.json",
+        "{folder}/looped.h5/manifest.json/out",
+        "/proc/x",
+        "/proc",
+        "{folder}/" + "x" * 300,
+    ],
 )
 def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_measured(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], out: str
@@ -313,7 +323,7 @@ def test_layers_and_heads_count_from_one_on_the_command_line_and_in_json(
     document = json.loads(capsys.readouterr().out)
     assert document["options"]["layers"] == [2]
     assert document["results"][0]["rows"][0]["layers"] == "looped 2"
-    with pytest.raises(UserError, match=r"--layers must be at least 1; got 0"):
+    with pytest.raises(UserError, match=r"layers.* must be at least 0; got -1"):
         command.parse("attention_sink", catalog.load("attention_sink"), ["--layers", "0"])
 
 

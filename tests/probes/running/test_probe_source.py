@@ -123,8 +123,8 @@ def test_networks_of_one_name_are_told_apart_by_their_paths(folder: Path) -> Non
         ({}, "one of --ckpt DIR and --capture DIR must be given; got neither"),
         ({"ckpt": "looped", "capture": "dyck.h5"}, "one of --ckpt DIR and --capture DIR must be given; got both"),
         ({"ckpt": "nowhere"}, "a checkpoint must be a folder; got .*nowhere, which is none"),
-        ({"ckpt": "dyck.h5"}, "a checkpoint must be a folder; got .*dyck.h5, which is none: a capture is opened by"),
-        ({"capture": "nowhere.h5"}, "a capture must be a file; got .*nowhere.h5"),
+        ({"ckpt": "dyck.h5"}, "a config file must exist; got .*dyck.h5/config.json"),
+        ({"capture": "nowhere.h5"}, "a capture must be a folder with a manifest.json; got .*nowhere.h5"),
         ({"capture": "looped"}, "a capture must hold a manifest; got the folder .*looped: --ckpt opens a checkpoint"),
     ],
 )
