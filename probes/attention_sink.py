@@ -130,7 +130,8 @@ class Keys(NamedTuple):
         """The same where `x` is, and of its type."""
         masks = (self.averaged_BT, self.token_BT, self.seen_BTS, self.content_BS, self.apart_BT)
         start_BT = array_namespace(x).asarray(self.start_BT, device=device(x))
-        return Keys(*(like(mask, x) for mask in masks), start_BT, self.packed, self.causal)
+        averaged_BT, token_BT, seen_BTS, content_BS, apart_BT = (like(mask, x) for mask in masks)
+        return Keys(averaged_BT, token_BT, seen_BTS, content_BS, apart_BT, start_BT, self.packed, self.causal)
 
 
 def keys(samples: Samples, options: Options, causal: bool) -> Keys:
@@ -147,13 +148,15 @@ def keys(samples: Samples, options: Options, causal: bool) -> Keys:
         seen_BTS = start_BT[:, :, None] == start_BT[:, None, :]
     seen_BTS &= token_BT[:, :, None] & token_BT[:, None, :]
     content_BS = is_content(samples, options) & token_BT
-    masks = (averaged_BT, token_BT, seen_BTS, content_BS, position_T != start_BT)
-    return Keys(*(mask.astype(np.float64) for mask in masks), start_BT, bool(start_BT.any()), causal)
+    averaged, token, seen, content, apart = (
+        mask.astype(np.float64) for mask in (averaged_BT, token_BT, seen_BTS, content_BS, position_T != start_BT)
+    )
+    return Keys(averaged, token, seen, content, apart, start_BT, bool(start_BT.any()), causal)
 
 
 def is_content(samples: Samples, options: Options) -> Mask:
     """Which tokens are content. -> (B, T)"""
-    if options.content in ("demonstration_answers", "instruction"):
+    if options.content == "demonstration_answers" or options.content == "instruction":
         return np.asarray(samples.role_NT == _ROLES[options.content])
     return token_class(samples, options.content)
 
@@ -203,13 +206,15 @@ def attention_step(pattern_BQTS: Floats, norm_BQS: Floats, found: Keys) -> Step:
 
     def summed(x_BQT: Floats) -> Floats:
         # In double precision: sums of hundreds of queries are compared to 1e-6.
-        return xp.sum(xp.astype(x_BQT * found.averaged_BT[:, None], xp.float64), axis=-1)
+        total_BQ: Floats = xp.sum(xp.astype(x_BQT * found.averaged_BT[:, None], xp.float64), axis=-1)
+        return total_BQ
 
     def of_keys(chosen_BS: Floats) -> Floats:
         # What start and self took first is taken out, whichever part those keys belong to.
         chosen_BQ1S = chosen_BS[:, None, None]
         taken_BQT = at_start(chosen_BQ1S, found) * start_BQT + chosen_BS[:, None] * self_BQT
-        return xp.sum(xp.astype(key_BQS * chosen_BS[:, None], xp.float64), axis=-1) - summed(taken_BQT)
+        total_BQ: Floats = xp.sum(xp.astype(key_BQS * chosen_BS[:, None], xp.float64), axis=-1)
+        return total_BQ - summed(taken_BQT)
 
     start_norm_BQT = at_start(norm_BQS[:, :, None], found)
     weighted_BQT = (norm_BQS[:, :, None] @ pattern_BQTS.mT)[:, :, 0]
@@ -313,7 +318,7 @@ def reduce(batch: Batch, grid: Grid, options: Options) -> Reduced:
     mass_BLQM, sink_BLQ, key_BLQP = (xp.stack(each, axis=1) for each in (masses, sinks, by_key))
     groups = [xp.mean(xp.mean(key_BLQP[:, inside], axis=2), axis=1) for _, _, inside in grid.groups()]
     start_BT, first = found.start_BT, options.sink_tokens
-    long_B = (samples.length_N >= first) & (start_BT[:, :first] == 0).all(-1)
+    long_B: Mask = (samples.length_N >= first) & (start_BT[:, :first] == 0).all(axis=-1)
     token_BT, role_PR = is_token(samples), np.zeros((start_BT.shape[1], len(Role)))
     position_BT = np.arange(start_BT.shape[1]) - start_BT
     np.add.at(role_PR, (position_BT[token_BT], samples.role_NT[token_BT]), 1)
@@ -328,7 +333,7 @@ def reduce(batch: Batch, grid: Grid, options: Options) -> Reduced:
         },
         whole={"head_key": xp.sum(key_BLQP, axis=0), "role": role_PR, "content": found.content_BS.sum()[None]},
         largest={"null": xp.stack(nulls, axis=0)},
-        defined={"queries": found.averaged_BT.any(-1), "long": long_B},
+        defined={"queries": np.asarray(found.averaged_BT.any(axis=-1)), "long": long_B},
     )
 
 

@@ -24,7 +24,7 @@ from probes.running import command
 from probes.running.probe import Result, answer
 from probes.statistics.arrays import Floats, is_token, like, ratio, recorded_steps, site
 from probes.statistics.grid import Grid, Place
-from probes.statistics.quantities import Quantity
+from probes.statistics.quantities import Quantity, no_note
 from probes.statistics.sums import Reduced, Sums, Totals
 from smelt_interp.architecture import Architecture, Loop
 from smelt_interp.data.datasets import DataOptions
@@ -144,7 +144,7 @@ def quantities(totals: Totals[Grid, Options]) -> list[Quantity]:
             name=name,
             value_RLH=counted_RPXk[:, :, x, 0, None],
             nulls={"other_tokens": counted_RPXk[0, :, x, 1, None]},
-            **({"note": note} if name == COUNTED[1] else {}),
+            note=note if name == COUNTED[1] else no_note,
         )
         for x, name in enumerate(COUNTED)
     ]

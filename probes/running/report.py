@@ -57,7 +57,8 @@ def join_networks(
 
     same = {key(row, row.get("visit"), _layers(row)): row for row in other}
     headline = {key(row, row.get("visit"), None): row for row in other if row["level"] == "headline"}
-    joined, differing = [], {}
+    joined: list[Record] = []
+    differing: dict[str, None] = {}
     for row in rows:
         visit = row.get("visit")
         visit = 1 if once and isinstance(visit, int) else visit

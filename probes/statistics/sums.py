@@ -148,16 +148,17 @@ class Sums(Generic[Layout, Options]):
         self._samples.add(np.asarray(batch.sample_ids, np.int64))
         self._documents.add(document_B)
         self.tokens += int(is_token(samples).sum())
-        by_sample = {name: to_numpy(x) for name, x in reduced.by_sample.items()}
-        counts = {name: to_numpy(x).astype(np.float32) for name, x in reduced.counts.items()}
+        by_sample: dict[str, Floats] = {name: to_numpy(x) for name, x in reduced.by_sample.items()}
+        counts: dict[str, Floats] = {name: to_numpy(x).astype(np.float32) for name, x in reduced.counts.items()}
         weight_RB = weights(self.seed, document_B)
-        for name, x in {**by_sample, **counts}.items():
+        everything: dict[str, Floats] = {**by_sample, **counts}
+        for name, x in everything.items():
             total = weight_RB.astype(x.dtype) @ x.reshape(len(x), -1)
             _combine(self._sums, name, total.reshape(len(weight_RB), *x.shape[1:]), np.add)
-        for name, x in reduced.whole.items():
-            _combine(self._whole, name, to_numpy(x), np.add)
-        for name, x in reduced.largest.items():
-            _combine(self._largest, name, to_numpy(x), np.maximum)
+        for name, whole in reduced.whole.items():
+            _combine(self._whole, name, to_numpy(whole), np.add)
+        for name, largest in reduced.largest.items():
+            _combine(self._largest, name, to_numpy(largest), np.maximum)
         for name, defined_B in reduced.defined.items():
             self._defined.setdefault(name, Distinct()).add(document_B[defined_B])
         if self._between is not None:
