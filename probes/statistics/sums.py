@@ -155,10 +155,10 @@ class Sums(Generic[Layout, Options]):
         for name, x in everything.items():
             total = weight_RB.astype(x.dtype) @ x.reshape(len(x), -1)
             _combine(self._sums, name, total.reshape(len(weight_RB), *x.shape[1:]), np.add)
-        for name, whole in reduced.whole.items():
-            _combine(self._whole, name, to_numpy(whole), np.add)
-        for name, largest in reduced.largest.items():
-            _combine(self._largest, name, to_numpy(largest), np.maximum)
+        for name, added in reduced.whole.items():
+            _combine(self._whole, name, to_numpy(added), np.add)
+        for name, most in reduced.largest.items():
+            _combine(self._largest, name, to_numpy(most), np.maximum)
         for name, defined_B in reduced.defined.items():
             self._defined.setdefault(name, Distinct()).add(document_B[defined_B])
         if self._between is not None:

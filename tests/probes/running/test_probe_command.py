@@ -287,7 +287,9 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_measur
     refusal = Command(monkeypatch, capsys).refusal(
         catalog.load("attention_sink").main, "--capture", folder / "looped.h5", "--out", out.format(folder=folder)
     )
-    assert refusal.startswith(f"error: the output folder must be writable; got {out.format(folder=folder)}: ")
+    assert refusal.startswith("error: the output folder must be writable; got ")
+    named = out.format(folder=folder)
+    assert f"got {named}: " in refusal or len(named) > 200  # a name as long as that is cut in the middle
 
 
 def number_options() -> list[tuple[str, str, type]]:
