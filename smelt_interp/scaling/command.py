@@ -24,7 +24,7 @@ from smelt_interp.scaling.law import Numbers, ScalingLaw, compute_gain, printed_
 from smelt_interp.scaling.robust_fit import Draws, interval
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.progress import Progress
-from smelt_interp.terminal.tables import Cell, Table, compact, print_json, print_table
+from smelt_interp.terminal.tables import MISSING, Cell, Table, compact, print_json, print_table
 from smelt_interp.validation import Seed, validated
 
 _GAINS = ("scaling_law", "ce_gain", "rows")
@@ -215,7 +215,7 @@ def tables(report: Record) -> list[Table]:
         for letter, value in row["coefficients"].items()
     ]
     return [
-        Table(title, list(rows[0]), [[_cell(value) for value in row.values()] for row in rows])
+        Table(title, list(rows[0]), [[_cell(*item) for item in row.items()] for row in rows])
         for title, rows in (
             ("Coefficients", lines),
             ("Compute-optimal frontier", frontier),
@@ -235,9 +235,10 @@ def brackets(options: DrawOptions | PrintedOptions) -> str:
     return f"in brackets: 95% interval, {options.draws} bootstrap draws over grid cells, seed {options.seed}"
 
 
-def _cell(value: object) -> Cell:
+def _cell(name: str, value: object) -> Cell:
     if isinstance(value, dict):
-        bounds = [compact(bound, 4) if isinstance(bound, float) else "never" for bound in value.values()]
+        absent = "never" if name == "gain" else MISSING
+        bounds = [compact(bound, 4) if isinstance(bound, float) else absent for bound in value.values()]
         return f"{bounds[0]} [{bounds[1]}, {bounds[2]}]"
     assert isinstance(value, (str, int, float))
     return value

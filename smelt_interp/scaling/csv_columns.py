@@ -32,7 +32,7 @@ class Rule(NamedTuple):
 
 
 ANY = Rule("be a finite number within 1e100", lambda values: abs(values) <= 1e100)
-LOSS = Rule("be a finite number above 0, at most 1e6", lambda values: (values > 0) & (values <= 1e6))
+LOSS = Rule("be a number from 1e-6 to 1e6", lambda values: (values >= 1e-6) & (values <= 1e6))
 LARGE = Rule("be a number from 1 to 1e40", lambda values: (values >= 1) & (values <= 1e40))
 SHARE = Rule("be a share of at least 0 and below 1", lambda values: (values >= 0) & (values < 1))
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from smelt_interp.errors import UserError
 from smelt_interp.scaling.law import Numbers, ScalingLaw, compute_gain, printed_law, rounding_interval
 from smelt_interp.scaling.robust_fit import interval
 
@@ -53,6 +54,8 @@ def surfaces(laws: Sequence[ScalingLaw], sparsity: float, compute_C: Floats) -> 
         (np.asarray(law.best_flops_per_token(compute_C, sparsity)), np.asarray(law.best_tokens(compute_C, sparsity)))
         for law in laws
     ]
+    if not all(np.isfinite(ends).all() for path in paths for ends in path):
+        raise UserError("the frontier must be finite to be drawn; got one that is not: are the CSV's units right?")
     flops_per_token_F = _region([flops_C for flops_C, _ in paths])
     tokens_D = _region([tokens_C for _, tokens_C in paths])
     losses = [np.asarray(law.loss(flops_per_token_F, sparsity, tokens_D[:, None])) for law in laws]

@@ -128,7 +128,7 @@ class _CentredCurve:
         compute_scale = compute_scale + a * compute_centre - b * density_centre
         token_scale = token_scale + c * token_centre
         values = (np.exp(floor), np.exp(compute_scale), np.exp(token_scale), a, b, c)
-        return ScalingLaw(*(float(value) if np.ndim(value) == 0 else value for value in values))
+        return ScalingLaw(*values)
 
 
 def starts(curve: _CentredCurve, loss_N: Floats) -> Floats:

@@ -28,6 +28,10 @@ COEFFICIENTS = ("E", "A", "K", "a", "b", "c")
 """The letters of the formula, in the order of a law's fields."""
 
 
+beyond_numbers = np.errstate(over="ignore", divide="ignore", invalid="ignore")
+"""A law fitted to absurd runs may leave the range of numbers: it is infinite there, or no number, without a warning."""
+
+
 class ScalingLaw(NamedTuple):
     """One law, or as many as its arrays are long."""
 
@@ -57,6 +61,7 @@ class ScalingLaw(NamedTuple):
             "loss": self.best_loss(compute, sparsity),
         }
 
+    @beyond_numbers
     def loss(self, flops_per_token: Numbers, sparsity: Numbers, tokens: Numbers) -> Numbers:
         """Loss in nats a token."""
         return (
@@ -70,26 +75,31 @@ class ScalingLaw(NamedTuple):
         """Exponent of compute on the frontier, a c / (a + c)."""
         return self.compute_exponent * self.token_exponent / (self.compute_exponent + self.token_exponent)
 
+    @beyond_numbers
     def best_flops_per_token(self, compute: Numbers, sparsity: Numbers) -> Numbers:
         """F*, the training FLOPs a token of the least loss at a compute budget."""
         a, c = self.compute_exponent, self.token_exponent
         balance = (a * self._scale_at(sparsity) / (c * self.token_scale)) ** (1 / (a + c))
         return balance * compute ** (c / (a + c))
 
+    @beyond_numbers
     def best_tokens(self, compute: Numbers, sparsity: Numbers) -> Numbers:
         """D*, the training tokens of the least loss at a compute budget."""
         return compute / self.best_flops_per_token(compute, sparsity)
 
+    @beyond_numbers
     def best_loss(self, compute: Numbers, sparsity: Numbers) -> Numbers:
         """L*, the least loss at a compute budget."""
         flops_per_token = self.best_flops_per_token(compute, sparsity)
         return self.loss(flops_per_token, sparsity, compute / flops_per_token)
 
+    @beyond_numbers
     def tokens_per_parameter(self, compute: Numbers, sparsity: Numbers) -> Numbers:
         """D* over the parameters F* / 6 of the dense network with the same FLOPs."""
         flops_per_token = self.best_flops_per_token(compute, sparsity)
         return compute / flops_per_token / (flops_per_token / FLOPS_PER_PARAMETER)
 
+    @beyond_numbers
     def compute_for(self, loss: Numbers, sparsity: Numbers) -> Floats:
         """The compute at which the frontier has this loss; infinite at or below the floor."""
         # On the frontier L* - E is a pure power of compute, so its value at C = 1 is the factor k.
@@ -102,6 +112,7 @@ class ScalingLaw(NamedTuple):
         return self.compute_scale * (1 - sparsity) ** self.sparsity_exponent
 
 
+@beyond_numbers
 def compute_gain(baseline: ScalingLaw, looped: ScalingLaw, compute: float, sparsity: float) -> Floats:
     """1 - C_looped / C_baseline at equal loss on both frontiers; minus infinity where the loss is never reached."""
     return 1 - looped.compute_for(baseline.best_loss(compute, sparsity), sparsity) / compute

@@ -10,6 +10,15 @@ from smelt_interp.errors import EXIT_USER, run_command
 Main = Callable[[], None]
 
 
+def run_to_the_end(main: Main) -> int:
+    """The code with which a command ends, its words being `sys.argv`."""
+    try:
+        run_command(main)
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+    return 0
+
+
 class Command:
     """Runs a module's `main` with arguments."""
 
@@ -24,8 +33,8 @@ class Command:
         return self._capsys.readouterr().out
 
     def json(self, main: Main, *arguments: object) -> dict:
-        """The JSON that it prints; bare NaN and Infinity, which are not JSON, fail."""
-        return json.loads(self.text(main, *arguments, "--json"), parse_constant=_refuse)
+        """The JSON that it prints."""
+        return valid_json(self.text(main, *arguments, "--json"))
 
     def refusal(self, main: Main, *arguments: object) -> str:
         """The one line with which it exits 2, having printed nothing else."""
@@ -38,6 +47,11 @@ class Command:
         assert printed.err.startswith("error: ")
         assert printed.err.count("\n") == 1
         return printed.err
+
+
+def valid_json(text: str) -> dict:
+    """The document; bare NaN and Infinity, which are not JSON, fail."""
+    return json.loads(text, parse_constant=_refuse)
 
 
 def _refuse(constant: str) -> None:
