@@ -7,8 +7,6 @@ RUN := $(VENV)/bin
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 TESTS := $(RUN)/pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 
-# These run as where torch is not installed; the other tests, in a second run, as they are.
-WITHOUT_TORCH := tests/smelt_interp $(addprefix tests/cache/test_,layout.py selection.py store.py verify.py)
 # What an x86 processor without AVX-512, and one without AVX2, would compute with.
 AVX2 := OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
 SSE4 := OPENBLAS_CORETYPE=Nehalem ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 NPY_DISABLE_CPU_FEATURES=X86_V3
@@ -29,8 +27,8 @@ check: $(VENV)/.tested
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 	$(RUN)/lint-imports
-	$(TESTS) -p tests.support.without_torch $(WITHOUT_TORCH)
-	$(TESTS) -m "not browser" $(addprefix --ignore=,$(WITHOUT_TORCH))
+	$(TESTS) -m "not browser" --torch without
+	$(TESTS) -m "not browser" --torch with
 
 portable: $(VENV)/.tested
 ifeq ($(shell uname -m),x86_64)

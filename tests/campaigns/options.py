@@ -22,7 +22,7 @@ from tests.support.networks import tiny_network
 
 MEMORY = 4 * 2**30
 SECONDS = 60
-CAPTURE = "../capture.h5"
+CAPTURE = "../capture"
 TRACES = "--ckpt ../tiny --data code --samples 2 --length 48"
 LINES = {
     "probes": "--ckpt ../tiny --samples 2 --episodes 2",
@@ -32,7 +32,7 @@ LINES = {
     "probes.expert_overlap": TRACES,
     "probes.residual_updates": TRACES,
     "probes.dyck_icl": "--ckpt ../tiny --samples 2 --shots 0 1",
-    "cache.record": f"{TRACES} --out recorded.h5",
+    "cache.record": f"{TRACES} --out recorded",
     "cache.info": CAPTURE,
     "cache.verify": CAPTURE,
     "model.training.train": "--preset demo-smelt --out run --steps 1 --mixture.source excerpts",
