@@ -32,8 +32,8 @@ check: $(VENV)/.tested
 
 portable: $(VENV)/.tested
 ifeq ($(shell uname -m),x86_64)
-	$(AVX2) $(RUN)/pytest -m portable
-	$(SSE4) $(RUN)/pytest -m portable
+	$(AVX2) $(TESTS) -m portable
+	$(SSE4) $(TESTS) -m portable
 endif
 
 browser: $(VENV)/.tested

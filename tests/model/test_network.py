@@ -118,6 +118,7 @@ def test_one_visit_equals_transformers(build, config):
         assert torch.equal(cache[INDICES, layer].flatten(0, 1), indices_NK)
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS.keys())
 @torch.no_grad()
 def test_every_variant_equals_a_plain_loop(config):
@@ -146,6 +147,7 @@ def unrolled(network: LoopedMoE) -> LoopedMoE:
     return flat.eval()
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("name", ["as the paper", "three visits", "all layers looped", "QK-norm"])
 @pytest.mark.parametrize("attention", ["eager", "fast"])
 @torch.no_grad()
@@ -197,6 +199,7 @@ def mixed_samples(num_each: int, context: int) -> tuple:
     return dyck, text_samples(num_each, context, seed=1, padding=5)
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("name", ["as the paper", "no RoPE", "QK-norm"])
 def test_every_way_of_computing_agrees_with_the_first(name):
     """Batches, fused attention, left padding, cached generation, packed documents: 2e-6 of the largest logit."""

@@ -9,6 +9,8 @@ import torch
 from model.routing import Routing, balance_loss, gather_weights, route, router_z_loss
 from smelt_interp.errors import UserError
 
+pytestmark = pytest.mark.portable
+
 
 def test_two_tokens_worked_by_hand():
     routing = route(torch.tensor([[0.0, 2.0, 1.0], [3.0, 3.0, -1.0]]), 2, router="softmax", renormalise=True)

@@ -10,6 +10,8 @@ from scipy.stats import hypergeom
 from smelt_interp import similarity as sim
 from smelt_interp.errors import UserError
 
+pytestmark = pytest.mark.portable
+
 
 @pytest.fixture
 def rng() -> np.random.Generator:

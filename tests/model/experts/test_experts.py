@@ -112,6 +112,7 @@ def test_the_comparison_catches_gate_and_up_exchanged():
         assert_close(wrong, right, BOUND)
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_tokens_may_come_in_any_order(backend):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=40)
@@ -121,6 +122,7 @@ def test_tokens_may_come_in_any_order(backend):
     assert relative_error(shuffled, straight[order]) <= BOUND
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_experts_may_be_relabelled(backend):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=40)
@@ -182,6 +184,7 @@ def test_a_trace_holds_what_its_fields_say(backend, gated):
     torch.testing.assert_close(trace.slot_NKD.flatten(0, 1)[trace.order_R], out_RD)
 
 
+@pytest.mark.portable
 def test_replayed_routing_gives_the_live_output_to_the_bit():
     x_ND, _, _, weights = layer_inputs(tokens=50, num_experts=16)
     logits_NE = torch.randn(50, 16, generator=torch.Generator().manual_seed(8))

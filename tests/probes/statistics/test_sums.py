@@ -15,6 +15,8 @@ from smelt_interp.architecture import Loop
 from smelt_interp.errors import UserError
 from tests.support.planted import LOOPED, planted_batch, split_batch, text_samples
 
+pytestmark = pytest.mark.portable
+
 DOCUMENTS = np.array([0, 0, 1, 2, 2, 2, 3])
 """Of seven samples."""
 X_N3 = np.random.default_rng(0).standard_normal((7, 3))

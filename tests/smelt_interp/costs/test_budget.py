@@ -38,6 +38,7 @@ def test_parameters_are_paid_once_a_layer_and_flops_and_cache_once_a_step() -> N
     assert thrice.kv_bytes == 2 * once.kv_bytes
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("attended", [385, 390, 394])
 @pytest.mark.parametrize(("scale", "architecture"), list(PAPER_ROWS))
 def test_every_printed_figure_is_reproduced_to_its_last_digit(scale: str, architecture: str, attended: float) -> None:
