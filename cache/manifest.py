@@ -150,7 +150,7 @@ class Manifest:
             return cls._from_json(values)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
-        except (TypeError, KeyError) as error:  # lists and objects where others belong
+        except (TypeError, KeyError, AttributeError) as error:  # lists and objects where others belong
             raise UserError(f"a capture's manifest must hold what one holds; got {path}: {error}") from None
 
     @classmethod

@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from tests.campaigns import checkpoints, hooks, kills, options, tables
+from tests.campaigns import captures, checkpoints, hooks, kills, options, tables
 from tests.campaigns.campaign import Campaign
 
 CAMPAIGNS: dict[str, Campaign] = {
+    "captures": captures.campaign,
     "checkpoints": checkpoints.campaign,
     "tables": tables.campaign,
     "hooks": hooks.campaign,
