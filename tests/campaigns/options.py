@@ -30,6 +30,7 @@ LINES = {
     "probes.massive_activations": TRACES,
     "probes.projection_similarity": TRACES,
     "probes.expert_overlap": TRACES,
+    "probes.expert_load": TRACES,
     "probes.residual_updates": TRACES,
     "probes.dyck_icl": "--ckpt ../tiny --samples 2 --shots 0 1",
     "cache.record": f"{TRACES} --out recorded",
