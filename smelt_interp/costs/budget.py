@@ -24,7 +24,7 @@ from smelt_interp.errors import UserError, run_command
 from smelt_interp.paper import printed
 from smelt_interp.paper.printed import Figure
 from smelt_interp.terminal.command_line import parse
-from smelt_interp.terminal.tables import Cell, Table, percent, print_json, print_table
+from smelt_interp.terminal.tables import Table, percent, print_json, print_table
 from smelt_interp.validation import validated
 
 ROUNDING = 1e-12
@@ -116,6 +116,7 @@ def budget(config: ModelConfig, attended_tokens: float | Literal["causal"] = "ca
     attended = causal_mean(config.context) if attended_tokens == "causal" else attended_tokens
     if not 0 <= attended < float("inf"):
         raise UserError(f"attended_tokens must be 0 or more; got {attended}")
+    # One layer, one expert, one step; below they are multiplied.
     steps = config.num_steps
     query_width = config.num_heads * config.head_width
     kv_width = config.num_kv_heads * config.head_width
@@ -360,15 +361,7 @@ class Comparison:
 
     def table(self) -> Table:
         """One line a figure, the ratio of two networks in the last column."""
-        names = list(self.budgets)
-        rows: list[list[Cell]] = [
-            [label, *(self.budgets[name][label] for name in names)] for label in self.budgets[names[0]]
-        ]
-        if len(names) == 2:
-            for row, first, second in zip(rows, *(self.budgets[name].values() for name in names), strict=True):
-                row.append(f"{first / second:.4f}" if second else "")
-        columns = ["", *names, *(["ratio"] if len(names) == 2 else [])]
-        return Table("Budgets, a token", columns, rows, [self.sentence] if self.sentence else [])
+        return Table.side_by_side("Budgets, a token", self.budgets, [self.sentence] if self.sentence else [])
 
     def geometry_notes(self) -> list[str]:
         """The printed heads beside those of the pair, and what the printed ones contradict."""

@@ -35,7 +35,7 @@ from pydantic import Field
 from smelt_interp.config import ModelConfig
 from smelt_interp.costs.budget import budget
 from smelt_interp.costs.network_choice import NetworkChoice
-from smelt_interp.costs.presets import PAPER_PAIRS, causal_mean
+from smelt_interp.costs.presets import causal_mean
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.paper import printed
 from smelt_interp.plan import plan
@@ -167,6 +167,7 @@ def serving(config: ModelConfig, device: Gpu, load: Load) -> Serving:
     touched = looped * (dense + distinct * experts)
     kv_bytes = decode_counts.kv_bytes * load.batch
 
+    # What decoding reads, and what it would read without reuse: their difference is what L2 saves of later visits.
     decode_weights = _weight_bytes(config, load, load.batch, device)
     without_reuse = _weight_bytes(config, replace(load, cache="none"), load.batch, device)
     later = (len(plan(config)) - config.num_layers) * (dense + distinct * experts)
@@ -262,17 +263,7 @@ class ServingOptions(NetworkChoice):
         return replace(named, **own, full_name=f"{named.full_name}, own numbers") if own else named
 
 
-def printed_looped_block(scale: str) -> dict[str, float]:
-    """The looped block's bytes as the write-ups print them; only those of one scale are printed."""
-    if "systems_" + scale not in printed.names():
-        return {}
-    return {
-        "printed_stored_bytes": printed.number("systems_" + scale, "looped_block_stored_bytes_printed"),
-        "printed_active_bytes": printed.number("systems_" + scale, "looped_block_active_bytes_printed"),
-    }
-
-
-def figures(found: Serving) -> dict[str, float | str]:
+def figures(found: Serving) -> dict[str, Cell]:
     """What the command shows of a network, in order."""
     return {
         "distinct experts a step": found.distinct_experts,
@@ -313,41 +304,20 @@ def answers(options: ServingOptions) -> dict[str, Serving]:
 
 
 def report(options: ServingOptions, found: dict[str, Serving]) -> dict[str, object]:
-    """The GPU, the printed figures and the costs, as plain values."""
-    costs: dict[str, object] = {name: asdict(one) for name, one in found.items()}
-    return {"gpu": asdict(options.device()), "printed": _printed_block(options)} | costs
+    """The GPU and the costs, as plain values."""
+    return {"gpu": asdict(options.device())} | {name: asdict(one) for name, one in found.items()}
 
 
 def table(options: ServingOptions, found: dict[str, Serving]) -> Table:
-    """One line a figure, the ratio of two networks in the last column; the notes are the GPU and what is printed."""
-    device, block = options.device(), _printed_block(options)
-    shown = [figures(one) for one in found.values()]
-    rows: list[list[Cell]] = []
-    for label in shown[0]:
-        values = [column[label] for column in shown]
-        ratio = ""
-        first, second = values[0], values[-1]
-        if len(values) == 2 and not isinstance(first, str) and not isinstance(second, str) and second:
-            ratio = f"{first / second:.4f}"
-        rows.append([label, *values, ratio])
-    notes = [
+    """One line a figure, the ratio of two networks in the last column; the note is the GPU."""
+    device, load = options.device(), options.load
+    note = (
         f"{device.full_name}: {compact(device.memory_bandwidth)}B/s, {compact(device.peak_flops)}FLOP/s dense bf16, "
         f"{compact(device.peak_flops / device.memory_bandwidth, 4)} FLOPs a byte at the ridge, L2 "
         f"{compact(device.l2_bytes)}B ({device.source})"
-    ]
-    if block:
-        stored, active = found["smelt"].looped_block.stored_bytes, _active_bytes(options.pair or "")
-        notes.append(
-            f"looped block of {options.pair}, stored: printed {compact(block['printed_stored_bytes'])}B, "
-            f"counted {compact(stored)}B; active for one token: printed {compact(block['printed_active_bytes'])}B, "
-            f"counted {compact(active)}B"
-        )
-    title = f"Serving, batch {options.load.batch}, context {options.load.context}, cache {options.load.cache}"
-    return Table(title, ["", *found, "ratio"], rows, notes)
-
-
-def _printed_block(options: ServingOptions) -> dict[str, float]:
-    return printed_looped_block(options.pair) if options.pair in PAPER_PAIRS else {}
+    )
+    title = f"Serving, batch {load.batch}, context {load.context}, cache {load.cache}"
+    return Table.side_by_side(title, {name: figures(one) for name, one in found.items()}, [note])
 
 
 def roof(device: Gpu, found: Collection[Serving]) -> dict[float, float]:
@@ -356,11 +326,6 @@ def roof(device: Gpu, found: Collection[Serving]) -> dict[float, float]:
     intensities = [ridge, *(one.decode.intensity for one in found), *(one.prefill.intensity for one in found)]
     corners = (min(intensities) / ROOF_MARGIN, ridge, max(intensities) * ROOF_MARGIN)
     return {corner: min(device.peak_flops, device.memory_bandwidth * corner) for corner in corners}
-
-
-def _active_bytes(scale: str) -> float:
-    """Bytes that one token touches in the looped span, on one visit."""
-    return serving(PAPER_PAIRS[scale].smelt, gpu("h100"), Load(batch=1)).looped_block.touched_bytes
 
 
 if __name__ == "__main__":

@@ -300,6 +300,7 @@ def serving_rows() -> Iterator[Judged]:
         load = Load(batch=batch)
         return serving(pair.smelt, gpu("h100"), load), serving(pair.baseline, gpu("h100"), load)
 
+    # What the looped block takes, then what the pair takes side by side.
     other = "the 200M pair gives another"
     yield judge("200M KV passes", printed.figure(systems, "kv_passes"), pair.smelt.num_steps, other)
     smelt, baseline = on_h100(1)

@@ -101,6 +101,7 @@ def fit(loss_N: Floats, score_N: Floats, direction: Direction, weights_XN: Float
     for name, values in (("losses", loss_N), ("scores", score_N)):
         if np.ptp(values) == 0:
             raise UserError(f"the {name} of a calibration must differ; got {values[0]} in every run")
+    # In standardised coordinates the bounds and the starts fit any data.
     loss_centre, loss_scale = loss_N.mean(), loss_N.std()
     score_centre, score_scale = score_N.mean(), score_N.std()
     curve = _Sigmoid((loss_N - loss_centre) / loss_scale, direction)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from rich.console import Console
@@ -31,6 +31,15 @@ class Table(NamedTuple):
         """The columns and rows of a pandas table; its index is left out."""
         rows = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
         return cls(title, [str(name) for name in frame.columns], rows, notes)
+
+    @classmethod
+    def side_by_side(cls, title: str, columns: Mapping[str, Mapping[str, Cell]], notes: Sequence[str] = ()) -> Self:
+        """One line a figure, one column a network; the ratio of two in a last column."""
+        rows: list[list[Cell]] = []
+        for label in next(iter(columns.values())):
+            cells = [each[label] for each in columns.values()]
+            rows.append([label, *cells, *([_ratio(*cells)] if len(cells) == 2 else [])])
+        return cls(title, ["", *columns, *(["ratio"] if len(columns) == 2 else [])], rows, notes)
 
     def texts(self) -> dict[str, list[str]]:
         """Each column's cells as they are printed; a column without a header is named by a space."""
@@ -71,6 +80,12 @@ def cell_text(cell: Cell) -> str:
     if cell is None or cell != cell:
         return MISSING
     return cell if isinstance(cell, str) else compact(cell)
+
+
+def _ratio(first: Cell, second: Cell) -> str:
+    if isinstance(first, int | float) and isinstance(second, int | float) and second:
+        return f"{first / second:.4f}"
+    return ""
 
 
 def _is_number(text: str) -> bool:

@@ -53,3 +53,10 @@ def test_a_long_title_and_note_are_not_folded_to_the_width_of_the_columns(capsys
     print_table(Table("long " * 40, ["n"], [[1]], ["note " * 40]))
     title, _, _, note = capsys.readouterr().out.splitlines()
     assert (title.strip(), note.strip()) == (("long " * 40).strip(), ("note " * 40).strip())
+
+
+def test_two_networks_side_by_side_have_their_ratio_where_both_have_a_number() -> None:
+    table = Table.side_by_side("T", {"a": {"n": 3, "bound": "x", "none": 0.0}, "b": {"n": 2, "bound": "y", "none": 0}})
+    assert table.columns == ["", "a", "b", "ratio"]
+    assert table.rows == [["n", 3, 2, "1.5000"], ["bound", "x", "y", ""], ["none", 0.0, 0, ""]]
+    assert Table.side_by_side("T", {"a": {"n": 3}}).rows == [["n", 3]]
