@@ -6,7 +6,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app.figures.numbers import roofline_figure
 from app.widgets.numbers import choose_networks, show_command, show_table
 from app.widgets.options import choose_options, choose_values, option_help, option_words
-from smelt_interp.costs.serving import Load, Serving, ServingOptions, answers, figures, gpus, report, roof, table
+from smelt_interp.costs.serving import Load, Serving, ServingOptions, answers, gpus, report, roof, table
 from smelt_interp.errors import UserError
 from smelt_interp.terminal.tables import compact
 
@@ -43,9 +43,8 @@ def serving_page() -> None:
 
 
 def _show_times(place: DeltaGenerator, name: str, served: Serving) -> None:
-    shown = figures(served)
-    for column, figure, bound in zip(place.columns(2), TIMES, (served.decode.bound, served.prefill.bound), strict=True):
+    for column, figure, found in zip(place.columns(2), TIMES, (served.decode, served.prefill), strict=True):
         column.metric(
-            f"{name}: {figure}", compact(float(shown[figure]), digits=4), f"bound by {bound}", delta_arrow="off",
+            f"{name}: {figure}", compact(1e3 * found.seconds, digits=4), f"bound by {found.bound}", delta_arrow="off",
             delta_color="gray", border=True,
         )  # fmt: skip
