@@ -210,7 +210,7 @@ def abandon(out: Path) -> None:
         if not any(out.glob("[0-9]*.h5")) and not (out / MANIFEST).exists():
             (out / REQUEST).unlink(missing_ok=True)
             out.rmdir()
-    except OSError:  # it holds something, or is none
+    except (OSError, ValueError):  # it holds something, or is none
         return
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 
-from smelt_interp.errors import UserError
+from smelt_interp.errors import UserError, shown
 
 
 def make_folder(folder: Path) -> None:
@@ -25,6 +25,8 @@ def make_folder(folder: Path) -> None:
         if error.errno in (ENOSPC, EDQUOT, EFBIG):
             raise
         raise UserError(f"the output folder must be writable; got {folder}: {error.strerror}") from None
+    except ValueError:
+        raise UserError(f"a path must be free of NUL; got {shown(str(folder))}") from None
 
 
 def write_whole(path: Path, data: bytes) -> None:
