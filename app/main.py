@@ -60,7 +60,8 @@ def main() -> None:
         st.Page(scaling_page, title="Scaling", url_path="scaling"),
         st.Page(serving_page, title="Serving", url_path="serving"),
     ]
-    chosen = st.navigation({"": [runs], "Look": [attention], "Measure": list(probes.values()), "Numbers": numbers})
+    pages = {"": [runs], "Look": [attention], "Measure": list(probes.values()), "Numbers": numbers}
+    chosen = st.navigation(pages, expanded=True)  # otherwise links beyond the tenth are hidden
     if chosen not in numbers:
         try:
             name_a_capture(chosen, folder)
