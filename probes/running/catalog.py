@@ -1,4 +1,4 @@
-"""The list of probes: a new probe is one file and one name here."""
+"""The list of probes: a new probe is one file and one name here, among those that read or those that run."""
 
 from importlib import import_module
 from typing import cast
@@ -16,10 +16,14 @@ NAMES = (
     "massive_activations",
     "dyck_icl",
 )
+"""Probes that answer from a capture as from a running network."""
+RUNNING: tuple[str, ...] = ()
+"""Probes that run the network again, or read its weights: their commands take --ckpt alone."""
 
 
 def load(name: str) -> Probe:
     """The probe of that name. Raises UserError with the nearest valid names."""
-    if name not in NAMES:
-        raise UserError(f"a probe must be one of {', '.join(NAMES)}; got {name!r}{nearest(name, NAMES)}")
+    known = (*NAMES, *RUNNING)
+    if name not in known:
+        raise UserError(f"a probe must be one of {', '.join(known)}; got {name!r}{nearest(name, known)}")
     return cast(Probe, import_module(f"probes.{name}"))

@@ -8,7 +8,7 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar, cast
 import numpy as np
 
 import smelt_interp
+from cache.batch import Batch
 from probes.running import report
-from probes.running.probe import Probe, Result, refusal, run
+from probes.running.probe import NEEDS_A_NETWORK, Probe, Result, is_running, refusal, run
 from probes.running.source import SampleSet, Source, Subject, open_subjects, sample_sets
 from probes.statistics.bootstrap import NUM_RESAMPLES
 from probes.statistics.grid import Level, headline_loops
@@ -28,6 +29,7 @@ from smelt_interp.data.datasets import DataOptions
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.terminal.from_one import as_typed
 from smelt_interp.terminal.output_files import make_folder
+from smelt_interp.terminal.progress import Progress
 from smelt_interp.terminal.tables import Table, print_table
 from smelt_interp.validation import validated
 
@@ -168,7 +170,9 @@ def measure_set(
     for subject in subjects:
         able = {}
         for name, (probe, options) in probes.items():
-            reason = refusal(probe.needs(subject.architecture), subject.architecture)
+            recorded = is_running(probe) and subject.network is None
+            needed = probe.needs(subject.architecture)
+            reason = NEEDS_A_NETWORK if recorded else refusal(needed, subject.architecture)
             if reason and subject is subjects[0]:
                 raise UserError(f"{probe.TITLE} cannot be measured; {subject.name}: {reason}")
             if reason:
@@ -177,7 +181,10 @@ def measure_set(
                 able[name] = (probe, options)
         suffixes = tuple(dict.fromkeys(s for probe, _ in able.values() for s in probe.needs(subject.architecture)))
         loops = headline_loops(subject.architecture, subjects[0].architecture)
-        found = run(subject.batches(data, suffixes), able, loops=loops) if able else {}
+        found = {}
+        if able:
+            batches = _watched(subject.batches(data, suffixes), f"{subject.name} on {data.name}", len(data.samples))
+            found = run(batches, able, network=subject.network, loops=loops)
         for name, result in found.items():
             results[name].append((subject, result))
     return {
@@ -192,6 +199,15 @@ def measure_set(
         )
         for name, (probe, options) in probes.items()
     }
+
+
+def _watched(batches: Iterable[Batch], what: str, total: int) -> Iterator[Batch]:
+    """The batches, saying how many samples have been measured."""
+    progress, done = Progress(what, total, "samples"), 0
+    for batch in batches:
+        yield batch
+        done += len(batch.samples)
+        progress.show(done)
 
 
 def remarks(asked: Run[object], measured: Sequence[Measured]) -> list[str]:

@@ -12,6 +12,14 @@ A probe is a module `probes/NAME.py` with
     result(sums) -> Result
     main()                   `command.main(sys.modules[__name__])`
 
+A probe of weights or of edits has, in place of `start`,
+
+    start_on(network, options) -> Sums        the same sums; their `reduce` runs the network, or reads its weights
+
+It gets the batches of that network, with the sites that it needs (maybe none), and runs each again by
+`probes.running.passes`. Its command says that a capture will not do; everything else is the same. Its name stands in
+`catalog.RUNNING`.
+
 Its mathematics are three functions that it gives to `Sums`: `lay_out` says which steps and heads are measured, `reduce`
 turns a batch into small sums by sample, `quantities` turns sums into numbers on a grid of steps and heads. Rows,
 intervals, nulls and differences of visits are made of those in `probes.statistics`.
@@ -21,7 +29,7 @@ Layers, visits and heads count from 0 in options and arrays, from 1 in commands,
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 from cache.batch import Batch
 from probes.statistics.grid import Where
@@ -34,6 +42,11 @@ from smelt_interp.errors import UserError
 if TYPE_CHECKING:
     from pandas import DataFrame
     from plotly.graph_objects import Figure
+
+    from model.hooks.looped_model import LoopedModel
+
+NEEDS_A_NETWORK = "a capture holds no weights to run, open the checkpoint with --ckpt"
+"""Why a probe that runs a network refuses a capture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +86,29 @@ class Probe(Protocol):
     OVERVIEW: tuple[Where, ...]
     __doc__: str
     needs: Callable[[Architecture], tuple[str, ...]]
-    start: Callable[[Architecture, object], Sums[object, object]]
     result: Callable[[Sums[object, object]], Result]
+
+
+class ReadingProbe(Probe, Protocol):
+    """A probe that answers from batches alone, recorded or running."""
+
+    start: Callable[[Architecture, object], Sums[object, object]]
+
+
+class RunningProbe(Probe, Protocol):
+    """A probe that asks for the network itself."""
+
+    start_on: "Callable[[LoopedModel, object], Sums[object, object]]"
+
+
+def is_running(probe: Probe) -> TypeGuard[RunningProbe]:
+    """Whether a probe asks for the network itself."""
+    return hasattr(probe, "start_on")
+
+
+def is_reading(probe: Probe) -> TypeGuard[ReadingProbe]:
+    """Whether a probe answers from batches alone."""
+    return hasattr(probe, "start")
 
 
 Asked = Mapping[str, tuple[Probe, object]]
@@ -95,17 +129,24 @@ def answer(sums: Sums[Layout, Options], draw: "Callable[[Totals[Layout, Options]
 
 
 def accumulate(
-    batches: Iterable[Batch], probes: Asked, *, loops: Sequence[Loop] = (), by_sample: bool = False
+    batches: Iterable[Batch],
+    probes: Asked,
+    *,
+    network: "LoopedModel | None" = None,
+    loops: Sequence[Loop] = (),
+    by_sample: bool = False,
 ) -> dict[str, Sums[object, object]]:
     """Feed every batch to every probe; sums of parts of the samples may be merged.
 
+    `network`: what the batches come from, for the probes that run it.
     `loops`: what the headline averages over, in place of `probes.statistics.grid.headline_loops`.
+    Raises UserError without samples, and for a probe that runs a network where there is none.
     """
     opened: dict[str, Sums[object, object]] = {}
     for batch in batches:
         for name, (probe, options) in probes.items():
             if name not in opened:
-                opened[name] = probe.start(batch.architecture, options)
+                opened[name] = _open(probe, batch, options, network)
                 opened[name].loops = tuple(loops) or opened[name].loops
                 opened[name].keep_samples = by_sample
             opened[name].add(batch)
@@ -114,14 +155,28 @@ def accumulate(
     return opened
 
 
+def _open(probe: Probe, batch: Batch, options: object, network: "LoopedModel | None") -> Sums[object, object]:
+    if is_reading(probe):
+        return probe.start(batch.architecture, options)
+    assert is_running(probe)  # a probe has one of the two
+    if network is None:
+        raise UserError(f"{probe.TITLE} must be given the network that it runs; got batches alone: pass network=")
+    return probe.start_on(network, options)
+
+
 def run(
-    batches: Iterable[Batch], probes: Asked, *, loops: Sequence[Loop] = (), by_sample: bool = False
+    batches: Iterable[Batch],
+    probes: Asked,
+    *,
+    network: "LoopedModel | None" = None,
+    loops: Sequence[Loop] = (),
+    by_sample: bool = False,
 ) -> dict[str, Result]:
     """The results of several probes from one pass over the batches; see `accumulate`.
 
     Raises UserError without samples, and for layers, heads or sites that were not recorded.
     """
-    sums = accumulate(batches, probes, loops=loops, by_sample=by_sample)
+    sums = accumulate(batches, probes, network=network, loops=loops, by_sample=by_sample)
     return {name: probe.result(sums[name]) for name, (probe, _) in probes.items()}
 
 

@@ -22,7 +22,7 @@ from smelt_interp.errors import UserError
 from smelt_interp.validation import Threads, validated
 
 if TYPE_CHECKING:
-    from model.network import LoopedMoE
+    from model.hooks.looped_model import LoopedModel
 
 UNTRAINED = "untrained"
 
@@ -63,6 +63,8 @@ class Subject:
     """What it was read from, with digests."""
     batches: Callable[[SampleSet, Sequence[str]], Iterator[Batch]]
     """Batches of a set of samples with the named sites."""
+    network: "LoopedModel | None" = None
+    """What runs, for probes that run it again; none in a capture."""
     recorded: tuple[SampleSet, ...] = ()
     """What a capture holds, a set a domain; empty for a checkpoint."""
     untrained: bool = False
@@ -132,7 +134,7 @@ def _untrained(ckpt: Path, seed: int, source: Source) -> Subject:
     return _running(UNTRAINED, network, {UNTRAINED: True, "seed": seed}, source)
 
 
-def _running(name: str, network: "LoopedMoE", described: dict[str, Cell], source: Source) -> Subject:
+def _running(name: str, network: "LoopedModel", described: dict[str, Cell], source: Source) -> Subject:
     import torch
 
     from cache.record import run_batches, weights_digest
@@ -146,6 +148,7 @@ def _running(name: str, network: "LoopedMoE", described: dict[str, Cell], source
         architecture=network.architecture,
         described={**described, "weights": weights_digest(network)},
         batches=batches,
+        network=network,
         untrained=name == UNTRAINED,
         tokenizer=network.tokenizer,
     )
