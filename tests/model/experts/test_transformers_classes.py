@@ -1,4 +1,4 @@
-"""Every experts class of the installed transformers: computed as its own forward computes it, or refused in one line."""
+"""Every experts class of the installed transformers: computed as its own forward does, or refused in one line."""
 
 import importlib
 import re
@@ -15,8 +15,8 @@ from smelt_interp.errors import UserError
 SIZES = {
     "hidden_size": 24, "num_experts_per_tok": 2, "hidden_act": "silu", "hidden_activation": "silu",
     "moe_hidden_act": "silu", "mlp_hidden_act": "silu", "swiglu_limit": 7.0, "swiglu_alpha": 1.702,
-    "moe_latent_size": None, "rms_norm_eps": 1e-6, "post_norm_eps": 1e-6, "mlp_gate_softcap": 5.0, "mlp_up_softcap": 5.0,
-    "moe_hidden_size": 24,
+    "moe_latent_size": None, "rms_norm_eps": 1e-6, "post_norm_eps": 1e-6, "mlp_gate_softcap": 5.0,
+    "mlp_up_softcap": 5.0, "moe_hidden_size": 24,
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 6),
     **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "expert_intermediate_size", "mlp_size"), 18),
 }  # fmt: skip
@@ -25,7 +25,8 @@ OWN_FORM = {
     "Glm5NextTextExperts", "GptOssExperts", "HYV4Experts", "HYV4VLExperts", "MiniMaxM3VLExperts",
     "OpenAIPrivacyFilterExperts",
 }  # fmt: skip
-OTHER_GATE = {"BeamExperts", "DeepseekV4Experts", "Inkling2Experts", "Inkling2LoopExperts"}
+OTHER_GATE = {"BeamExperts", "DeepseekV4Experts"}
+OTHER_ACTIVATION = {"Inkling2Experts", "Inkling2LoopExperts"}
 OTHER_NORM = {"MuseSparkExperts"}
 
 
@@ -67,6 +68,7 @@ def test_every_class_is_computed_or_refused_in_one_line():
     assert len(outcomes) == 68
     assert {name for name, text in reasons.items() if "one of its own form" in text} == OWN_FORM
     assert {name for name, text in reasons.items() if "plain SwiGLU as gate" in text} == OTHER_GATE
+    assert {name for name, text in reasons.items() if "SiLU as activation" in text} == OTHER_ACTIVATION
     assert {name for name, text in reasons.items() if "no norm after the experts" in text} == OTHER_NORM
-    assert len(reasons) == len(OWN_FORM | OTHER_GATE | OTHER_NORM)
+    assert len(reasons) == len(OWN_FORM | OTHER_GATE | OTHER_ACTIVATION | OTHER_NORM)
     assert all(text.endswith("use set_experts_implementation('eager')") for text in reasons.values())
