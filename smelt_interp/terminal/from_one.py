@@ -3,12 +3,21 @@
 from dataclasses import fields
 from typing import Annotated, get_type_hints
 
-from pydantic import Field
+from pydantic import AfterValidator
 from tyro.constructors import PrimitiveConstructorSpec
+
+from smelt_interp.errors import UserError, shown
+
+
+def _in_range(index: int) -> int:
+    if not 0 <= index < 10**9:
+        raise UserError(f"layers, visits and heads must count from 1 (in Python from 0); got {shown(index + 1)}")
+    return index
+
 
 Index = Annotated[
     int,
-    Field(ge=0, le=10**9),
+    AfterValidator(_in_range),
     PrimitiveConstructorSpec(
         nargs=1,
         metavar="INT",
