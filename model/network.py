@@ -38,6 +38,7 @@ class LoopedMoE(LoopedModel):
     embed: nn.Embedding
     ln_final: FinalNorm
     unembed: nn.Linear | TiedUnembedding
+    restarts = True
 
     def __init__(self, config: ModelConfig, *, seed: int = 0, tokenizer: Tokenizer = BYTES) -> None:
         """Build with random weights from `seed`; on the meta device nothing is drawn. Raises `UserError` for a seed

@@ -49,6 +49,8 @@ class LoopedModel(HookedRootModule):
     """Weight (D,), the gain."""
     unembed: Weighted
     """Weight (W, D)."""
+    restarts = False
+    """Whether a pass may start at a step (`start_at`), from the residual stream alone."""
 
     def __init__(self, architecture: Architecture, tokenizer: Tokenizer) -> None:
         super().__init__()
