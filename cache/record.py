@@ -31,6 +31,7 @@ from smelt_interp.architecture import Architecture
 from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.samples import Samples
 from smelt_interp.errors import UserError, run_command
+from smelt_interp.looped_span import OpeningOptions, looped_span
 from smelt_interp.plan import label
 from smelt_interp.sites import SITES, hook_name
 from smelt_interp.terminal.command_line import parse
@@ -291,17 +292,19 @@ def weights_digest(model: "LoopedModel") -> str:
 
 
 @validated
-class RecordOptions:
+class RecordOptions(OpeningOptions):
     """What the command records, and where. Layers, visits and heads count from 1, samples from 0; naming none keeps
     all."""
 
     ckpt: Path
-    """Folder of the checkpoint."""
+    """Folder of a checkpoint, ours or one of another family that transformers loads."""
     out: Path
     """Folder of the capture."""
     data: Annotated[DataOptions, tyro.conf.arg(name="")]
-    sites: tuple[str, ...] = DEFAULT_SITES
-    """Hook suffixes to keep."""
+    sites: tuple[str, ...] = ()
+    """Hook suffixes to keep; naming none takes those that the shipped probes read and the network has."""
+    loop_visits: Annotated[int, Field(ge=2, le=1000)] = 2
+    """With --loop: how often the span runs."""
     layers: Indices = ()
     visits: Indices = ()
     heads: Indices = ()
@@ -329,20 +332,26 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
     """
     import torch  # it and transformer-lens take seconds to import
 
-    from model.network import LoopedMoE
+    from model.families.opening import Opening, open_network, untrained_network
 
     torch.set_num_threads(options.threads)
-    model = LoopedMoE.from_pretrained(options.ckpt)
+    loop = looped_span(options, options.loop_visits)
+    opening = Opening(loop=loop, trust_remote_code=options.trust_remote_code, allow_download=options.allow_download)
     if options.untrained:
-        model = LoopedMoE(model.config, seed=options.untrained_seed, tokenizer=model.tokenizer)
+        model = untrained_network(options.ckpt, options.untrained_seed, opening)
+    else:
+        model = open_network(options.ckpt, opening)
+    sites = options.sites or tuple(suffix for suffix in DEFAULT_SITES if suffix in model.architecture.sites)
     layers, visits, heads = options.layers, options.visits, options.heads
     # What is wrong with them is told as they were typed.
-    select(model.architecture, options.sites, layers=layers, visits=visits, heads=heads, told_from=1)
+    select(model.architecture, sites, layers=layers, visits=visits, heads=heads, told_from=1)
     samples = load_samples(options.data, model.architecture.context, model.tokenizer)
     source: dict[str, object] = {
         "checkpoint": options.ckpt.resolve().name,
         "data": asdict(options.data),
     }
+    if loop is not None:
+        source["loop"] = {"layers": str(loop.layers), "visits": loop.visits, "factor": loop.factor}
     if options.untrained:
         source["untrained_seed"] = options.untrained_seed
     try:
@@ -350,7 +359,7 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
             model,
             samples,
             options.out,
-            suffixes=options.sites,
+            suffixes=sites,
             layers=layers,
             visits=visits,
             heads=heads,

@@ -10,6 +10,7 @@ from model.kv_cache import KVCache
 from model.layer import Pass
 from model.losses import require_all
 from model.routing import Routing
+from smelt_interp.architecture import Architecture
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
 
@@ -29,7 +30,7 @@ class Inputs:
         """Tokens already read, which stand before these."""
         return 0 if self.kv_cache is None else self.kv_cache.length
 
-    def check(self, config: ModelConfig, request: Request) -> None:
+    def check(self, config: ModelConfig | Architecture, request: Request) -> None:
         """Raise `UserError` for tokens, a stream, masks or a cache that do not fit the network or one another."""
         if not issubclass(type(self.values), Tensor):  # a text, a list: what is typed at a prompt has no type check
             got = type(self.values).__name__

@@ -96,11 +96,11 @@ def groups(options: Options) -> tuple[Group, ...]:
 def record_all(options: Options, group: Group, command: str) -> list[Path]:
     """The captures of one set of samples: the checkpoint's, those beside it, the untrained network's."""
     from cache.record import RecordOptions, record_checkpoint
-    from model.network import LoopedMoE
+    from model.families.opening import open_network
 
     captures = []
     for ckpt, untrained in [(options.ckpt, False), *((ckpt, False) for ckpt in options.against), (options.ckpt, True)]:
-        sites = group.sites(LoopedMoE.from_pretrained(ckpt).architecture)
+        sites = group.sites(open_network(ckpt).architecture)
         out = options.captures / f"{ckpt.resolve().name}{'-untrained' if untrained else ''}-{group.name}"
         with contextlib.redirect_stdout(sys.stderr):
             record_checkpoint(

@@ -58,7 +58,7 @@ SHARED, JACCARD, WEIGHT, Z = QUANTITIES = ("experts shared", "Jaccard", "weight 
 class Options:
     """Which visits are compared."""
 
-    visits: Indices = (0, 1)
+    compare: Indices = (0, 1)
     """Visits to compare: every pair of them."""
     shuffles: Annotated[int, Field(ge=1, le=MOST_SHUFFLES)] = 4
     """Shuffles of tokens behind the nulls of Jaccard and weights; o's null needs none."""
@@ -66,7 +66,7 @@ class Options:
     """Seed of the bootstrap and of shuffles."""
 
     def __post_init__(self) -> None:
-        check_visits(self.visits)
+        check_visits(self.compare)
 
 
 def needs(architecture: Architecture) -> tuple[str, ...]:
@@ -95,7 +95,7 @@ def uniform_jaccard(top_k: int, num_experts: int) -> float:
 
 def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> Grid:
     """The compared pairs of visits; none on a Baseline. Raises UserError for a dense network."""
-    pairs = visit_pairs(batch.architecture, routed_steps(batch, needs(batch.architecture)), options.visits)
+    pairs = visit_pairs(batch.architecture, routed_steps(batch, needs(batch.architecture)), options.compare)
     return Grid(architecture=batch.architecture, loops=loops, steps=pairs)
 
 
@@ -137,7 +137,7 @@ def quantities(totals: Totals[Grid, Options]) -> list[Quantity]:
     """Each of QUANTITIES at every pair of visits."""
     grid, architecture = totals.layout, totals.architecture
     if not grid.steps:
-        return not_compared(QUANTITIES, grid, totals.options.visits)
+        return not_compared(QUANTITIES, grid, totals.options.compare)
     sums = under(totals.sums, "overlap")
     top_k, num_experts = architecture.top_k, architecture.num_experts
     values: dict[str, tuple[Floats, dict[str, Floats | float | None]]] = {

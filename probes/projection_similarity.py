@@ -68,7 +68,7 @@ Grids = dict[str, Grid]
 class Options:
     """Which visits are compared, and over what."""
 
-    visits: Indices = (0, 1)
+    compare: Indices = (0, 1)
     """Visits to compare: every pair of them."""
     heads: Literal["separate", "concatenated"] = "separate"
     """Cosine of Q, K, V for each head, or of the whole vector with the heads concatenated."""
@@ -78,7 +78,7 @@ class Options:
     """Seed of the bootstrap."""
 
     def __post_init__(self) -> None:
-        check_visits(self.visits)
+        check_visits(self.compare)
 
 
 def needs(architecture: Architecture) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ def result(sums: Sums[Grids, Options]) -> Result:
 def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> Grids:
     """The compared pairs of visits, with the heads of each site; no pair on a Baseline."""
     architecture = batch.architecture
-    pairs = visit_pairs(architecture, recorded_steps(batch, needs(architecture)), options.visits)
+    pairs = visit_pairs(architecture, recorded_steps(batch, needs(architecture)), options.compare)
     whole = options.heads == "concatenated"
     return {
         subject: Grid(architecture=architecture, loops=loops, steps=pairs,
@@ -168,7 +168,7 @@ def quantities(totals: Totals[Grids, Options]) -> list[Quantity]:
     """Each of QUANTITIES at every pair of visits and head."""
     grids, n = totals.layout, totals.n["tokens"]
     if not _pairs(grids):
-        return not_compared(QUANTITIES, grids["pattern"], totals.options.visits)
+        return not_compared(QUANTITIES, grids["pattern"], totals.options.compare)
     found = []
     for subject in PROJECTIONS:
         sums = under(totals.sums, subject)

@@ -71,7 +71,7 @@ NEXT_LAYER: Between = "next layer"
 class Options:
     """Which updates are compared, between which visits."""
 
-    visits: Indices = (0, 1)
+    compare: Indices = (0, 1)
     """Visits to compare: every pair of them."""
     updates: tuple[Update, ...] = ("attention", "experts", "layer", "visit")
     """What a visit adds: by the attention sublayer, the expert sublayer, a layer, or the whole visit."""
@@ -81,7 +81,7 @@ class Options:
     """Seed of the bootstrap and of shuffles."""
 
     def __post_init__(self) -> None:
-        check_visits(self.visits)
+        check_visits(self.compare)
         if not self.updates or len(set(self.updates)) < len(self.updates):
             raise UserError(f"updates must be one or more different kinds; got {' '.join(self.updates) or 'none'}")
 
@@ -133,7 +133,7 @@ def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> Layout:
     architecture = batch.architecture
     steps = recorded_steps(batch, needs(architecture))
     grid = Grid(architecture=architecture, loops=loops, steps=steps)
-    pairs = Grid(architecture=architecture, loops=loops, steps=visit_pairs(architecture, steps, options.visits))
+    pairs = Grid(architecture=architecture, loops=loops, steps=visit_pairs(architecture, steps, options.compare))
     alone = consecutive_once(architecture.steps, steps)
     found: list[Comparison] = []
     partial = False
@@ -268,10 +268,10 @@ def quantities(totals: Totals[Layout, Options]) -> list[Quantity]:
         if "visits" in compared:
             found += _compared(totals, compared["visits"], unlooped)
         elif update == "visit" and layout.partial:
-            gaps = not_compared(QUANTITIES, layout.grid, options.visits, where, "needs every looped layer recorded")
+            gaps = not_compared(QUANTITIES, layout.grid, options.compare, where, "needs every looped layer recorded")
             found += gaps
         else:
-            found += not_compared(QUANTITIES, layout.grid, options.visits, where)
+            found += not_compared(QUANTITIES, layout.grid, options.compare, where)
         found += nexts
     return [*found, *_norms(totals), *_variances(totals)]
 

@@ -19,20 +19,25 @@ from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.samples import Samples
 from smelt_interp.data.tokenizer import BYTES, Tokenizer
 from smelt_interp.errors import UserError
+from smelt_interp.looped_span import NO_LAYERS, OpeningOptions, looped_span
 from smelt_interp.validation import Threads, validated
 
 if TYPE_CHECKING:
+    from model.families.opening import Opening
     from model.hooks.looped_model import LoopedModel
 
 UNTRAINED = "untrained"
 
 
 @validated
-class Source:
+class Source(OpeningOptions):
     """Which network is measured, and which beside it."""
 
     ckpt: Path | None = None
-    """Checkpoint folder; the network runs on the samples that the data options name."""
+    """Folder of a checkpoint, ours or one of another family that transformers loads; the network runs on the samples
+    that the data options name."""
+    visits: Annotated[int, Field(ge=2, le=1000)] = 2
+    """With --loop: how often the span runs."""
     capture: Path | None = None
     """Capture; nothing runs, and the samples are those recorded."""
     against: tuple[Path, ...] = ()
@@ -83,6 +88,8 @@ def open_subjects(source: Source, seed: int) -> tuple[Subject, ...]:
 
     Raises UserError as reading them does, without a checkpoint or a capture or with both, and for two of one name.
     """
+    if source.loop and source.ckpt is None:
+        raise UserError(f"--loop must come with --ckpt, whose network it loops; got {source.loop} without")
     if (source.ckpt is None) == (source.capture is None):
         given = "neither" if source.ckpt is None else "both"
         raise UserError(f"one of --ckpt DIR and --capture DIR must be given; got {given}")
@@ -93,7 +100,10 @@ def open_subjects(source: Source, seed: int) -> tuple[Subject, ...]:
         _captured if path == source.capture or (path != source.ckpt and is_capture(path)) else _checkpoint
         for path in paths
     ]
-    subjects = [opened(path, source) for opened, path in zip(openers, paths, strict=True)]
+    # What is looped is the measured network; those beside it, which may be the same one, are opened as they are.
+    unlooped = replace(source, loop=NO_LAYERS)
+    asked = [source, *(unlooped for _ in source.against)]
+    subjects = [opened(path, each) for opened, path, each in zip(openers, paths, asked, strict=True)]
     if source.ckpt is not None and source.untrained:
         subjects.append(_untrained(source.ckpt, seed, source))
     names = [subject.name for subject in subjects]
@@ -118,19 +128,30 @@ def sample_sets(measured: Subject, data: DataOptions) -> tuple[SampleSet, ...]:
 
 def _checkpoint(path: Path, source: Source) -> Subject:
     """A checkpoint folder, loaded now, run when its batches are read. Raises UserError as `from_pretrained` does."""
-    if not path.is_dir():  # said before torch is imported, which takes seconds
+    if not (path.is_dir() or source.allow_download):  # said before torch is imported, which takes seconds
         raise UserError(f"a checkpoint must be a folder; got {path}, which is none: a capture is opened by --capture")
-    from model.network import LoopedMoE
+    from model.families.opening import open_network
 
-    return _running(path.resolve().name, LoopedMoE.from_pretrained(path), {"checkpoint": str(path)}, source)
+    name = path.resolve().name
+    described: dict[str, Cell] = {"checkpoint": str(path)}
+    if source.loop:
+        name = f"{name}, layers {source.loop} run {source.visits} times"
+        described |= {"loop": str(source.loop), "visits": source.visits, "loop_scale": source.loop_scale}
+    return _running(name, open_network(path, _opening(source)), described, source)
+
+
+def _opening(source: Source) -> "Opening":
+    from model.families.opening import Opening
+
+    loop = looped_span(source, source.visits)
+    return Opening(loop=loop, trust_remote_code=source.trust_remote_code, allow_download=source.allow_download)
 
 
 def _untrained(ckpt: Path, seed: int, source: Source) -> Subject:
     """The network of a checkpoint's config with random weights."""
-    from model.network import LoopedMoE
+    from model.families.opening import untrained_network
 
-    trained = LoopedMoE.from_pretrained(ckpt)
-    network = LoopedMoE(trained.config, seed=seed, tokenizer=trained.tokenizer).eval()
+    network = untrained_network(ckpt, seed, _opening(source))
     return _running(UNTRAINED, network, {UNTRAINED: True, "seed": seed}, source)
 
 

@@ -59,7 +59,7 @@ def _way_out(plan: Plan, recorded: Sequence[int]) -> str:
         return f"record it again with a layer of {layer_range(several)}, which are visited more than once"
     if len(set(layers)) == len(layers):
         return "record it again with both visits"
-    return "compare visits that it holds with --visits"
+    return "compare visits that it holds with --compare"
 
 
 def not_compared(

@@ -209,7 +209,7 @@ def test_a_page_has_the_options_of_the_command_and_no_other(name: str, folder: P
 
 CHANGED = {
     "attention_sink": {"heads": "2 4", "t_min": "2", "content": "brackets", "sink_threshold": "0.5"},
-    "projection_similarity": {"visits": "1 2", "heads": "concatenated", "t_min": "0"},
+    "projection_similarity": {"compare": "1 2", "heads": "concatenated", "t_min": "0"},
     "expert_overlap": {},
     "residual_updates": {},
     "expert_load": {},

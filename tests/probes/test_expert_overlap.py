@@ -173,7 +173,7 @@ def test_a_baseline_is_marked() -> None:
 def test_three_visits_give_every_pair() -> None:
     config = replace(WIDE, num_visits=3)
     batch = random_batch(config=config)
-    result = measure(probe, [batch], probe.Options(visits=(0, 1, 2)))
+    result = measure(probe, [batch], probe.Options(compare=(0, 1, 2)))
     pairs = {row["visit"] for row in result.rows() if row["quantity"] == "experts shared"}
     assert pairs == {"1 vs 2", "1 vs 3", "2 vs 3"}
     assert len(result.figures["experts shared"].data) == 3 * (1 + 3)  # measured and three nulls
@@ -198,6 +198,6 @@ def test_wrong_options_are_refused() -> None:
     with pytest.raises(UserError, match="shuffles must be at least 1; got 0"):
         probe.Options(shuffles=0)
     with pytest.raises(UserError, match="visits must be two or more different numbers from 1; got 3 3"):
-        probe.Options(visits=(2, 2))
+        probe.Options(compare=(2, 2))
     with pytest.raises(UserError, match="visits must be among 1 to 2; got 3"):
-        measure(probe, [random_batch()], probe.Options(visits=(1, 2)))
+        measure(probe, [random_batch()], probe.Options(compare=(1, 2)))

@@ -242,7 +242,7 @@ def test_three_visits_give_every_pair() -> None:
     batch = planted_batch(config, samples, random_sites(config, samples, probe.needs(config.architecture())))
     layer_1 = [index for index, step in enumerate(plan(config)) if step.layer == 1]
     third = {(layer_1[2], "attn.hook_q"): with_cosine(batch.sites[layer_1[0], "attn.hook_q"], 0.25, 0)}
-    result = measure(probe, [with_sites(batch, third)], probe.Options(visits=(0, 1, 2)))
+    result = measure(probe, [with_sites(batch, third)], probe.Options(compare=(0, 1, 2)))
     assert {row["visit"] for row in result.rows()} == {"1 vs 2", "1 vs 3", "2 vs 3"}
     rows = [row for row in result.rows() if (row["level"], row["layers"], row["visit"]) == ("head", "2", "1 vs 3")]
     cosines = [row["value"] for row in rows if row["quantity"] == "Q cosine, raw"]
@@ -283,11 +283,11 @@ def test_the_interval_is_that_of_a_mean_over_samples() -> None:
 def test_wrong_options_and_captures_are_refused() -> None:
     batch = random_batch()
     with pytest.raises(UserError, match="visits must be two or more different numbers from 1; got 1"):
-        probe.Options(visits=(0,))
+        probe.Options(compare=(0,))
     with pytest.raises(UserError, match="t_min must be at least 0; got -1"):
         probe.Options(t_min=-1)
     with pytest.raises(UserError, match="visits must be among 1 to 2; got 3"):
-        measure(probe, [batch], probe.Options(visits=(0, 2)))
+        measure(probe, [batch], probe.Options(compare=(0, 2)))
     second = {key: x for key, x in batch.sites.items() if key[0] not in (1, 2)}
     with pytest.raises(UserError, match="must hold two of the visits 1, 2 of at least one layer"):
         measure(probe, [replace(batch, sites=second)])
@@ -305,7 +305,7 @@ def test_nested_loops_of_a_dense_network_are_each_compared() -> None:
         row["layers"]: row["visit"] for row in rows if row["level"] == "headline" and row["quantity"] == "Q cosine, raw"
     }
     assert found == {"looped 1, 3": "1 vs 2", "looped 2": "1 vs 2"}
-    later = measure(probe, [batch], probe.Options(visits=(2, 3))).rows()
+    later = measure(probe, [batch], probe.Options(compare=(2, 3))).rows()
     assert {row["layers"] for row in later if row["level"] == "headline"} == {"looped 2"}
 
 

@@ -268,7 +268,7 @@ def test_a_baseline_reports_its_stream_and_marks_the_rest() -> None:
 def test_three_visits_give_every_pair() -> None:
     batch = random_batch(config=replace(DEEP, num_visits=3))
     third = {(6, site): turned(batch.sites[2, site], 0.5, -0.8) for site in (ATTENTION, EXPERTS)}
-    result = measure(probe, [with_sites(batch, third)], probe.Options(visits=(0, 1, 2)))
+    result = measure(probe, [with_sites(batch, third)], probe.Options(compare=(0, 1, 2)))
     visits = {row["visit"] for row in result.rows() if row["quantity"] == "cosine"}
     assert visits == {"1 vs 2", "1 vs 3", "2 vs 3"}
     found = find(result, "cosine", "layer", update="layer", layers="3", visit="1 vs 3")
@@ -295,7 +295,7 @@ def test_wrong_options_are_refused() -> None:
     with pytest.raises(UserError, match="updates must be one or more different kinds; got layer layer"):
         probe.Options(updates=("layer", "layer"))
     with pytest.raises(UserError, match="visits must be two or more different numbers from 1; got 2 2"):
-        probe.Options(visits=(1, 1))
+        probe.Options(compare=(1, 1))
 
 
 def test_nested_loops_of_a_dense_network_are_parts_of_their_own() -> None:

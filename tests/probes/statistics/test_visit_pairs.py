@@ -36,7 +36,7 @@ def test_only_recorded_steps_are_paired() -> None:
     for recorded, got, way_out in (
         ((2, 3), "layer 3, visit 1; layer 4, visit 1", "record it again with both visits"),
         ((0, 9), "layer 1, visit 1; layer 6, visit 1", "record it again with a layer of 3-4, which are visited .*"),
-        ((3, 7), "layer 4, visit 1; layer 4, visit 3", "compare visits that it holds with --visits"),
+        ((3, 7), "layer 4, visit 1; layer 4, visit 3", "compare visits that it holds with --compare"),
     ):
         message = f"^a capture must hold two of the visits 1, 2 of at least one layer; got {got}: {way_out}$"
         with pytest.raises(UserError, match=message):

@@ -1,0 +1,1 @@
+"""Other people's networks, run by their authors' own code and measured by visit."""

@@ -1,0 +1,99 @@
+"""What has to be known of a family: where its modules are, and the order in which it runs its layers.
+
+Paths are those of `named_modules`; `*` stands for a number. A path of a part is inside a layer. An empty path is a
+part that the family has not: the sites that hang on it are not in its architecture.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from torch import nn
+
+from smelt_interp.architecture import Router
+from smelt_interp.plan import Plan, Step
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Norm = Literal["RMS", "LN"]
+
+
+def in_order(layers: list[int]) -> Plan:
+    """The plan that runs these layers one after the other."""
+    return tuple(Step(layer, layers[:position].count(layer)) for position, layer in enumerate(layers))
+
+
+def each_once(config: "PretrainedConfig") -> Plan:
+    """The plan of a network without loops."""
+    return tuple(Step(layer, 0) for layer in range(config.num_hidden_layers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One row of `model.families.table`."""
+
+    layers: tuple[str, ...] = ("model.layers.*",)
+    """The physical layers; a layer's number is its place among all that match, pattern after pattern."""
+    plan: Callable[["PretrainedConfig"], Plan] = each_once
+    """The order in which a network of this config runs them."""
+    loopable: bool = False
+    """Whether each layer runs once and hands one stream on, so that `--loop` can run a span of them again."""
+    final_norm: str = "model.norm"
+    attention: str = "self_attn"
+    """The module that calls transformers' attention interface."""
+    rotary: bool = True
+    """Whether queries and keys are rotated before the interface gets them."""
+    projections: Mapping[str, str] = field(
+        default_factory=lambda: {"attn.hook_q": "self_attn.q_proj", "attn.hook_k": "self_attn.k_proj"}
+    )
+    """Sites whose value is the output of a module, all heads side by side."""
+    attn_out: str = "self_attn"
+    """The module whose output is added to the stream."""
+    mlp_out: str = "mlp"
+    second_norm: str = "post_attention_layernorm"
+    """The module that reads the stream between the two."""
+    router: str = ""
+    """The module that gives router logits, weights of the chosen experts, and which are chosen."""
+    router_kind: Router = "none"
+    num_experts: str = "num_experts"
+    """The config's word for it."""
+    norm: Norm = "RMS"
+    gated_mlp: bool = True
+    causal: bool = True
+    whole_rows: bool = False
+    """Whether something beside attention reads earlier tokens, so that a row cannot hold two documents."""
+    masked: bool = False
+    """Whether it predicts masked tokens instead of the next one."""
+
+    def sites(self) -> tuple[str, ...]:
+        """The sites that its modules give."""
+        given = {
+            "hook_resid_pre": True,
+            "hook_resid_mid": bool(self.second_norm and self.mlp_out),
+            "hook_resid_post": True,
+            "hook_attn_out": bool(self.attn_out),
+            "hook_mlp_out": bool(self.mlp_out),
+            "attn.hook_q": "attn.hook_q" in self.projections or not self.rotary,
+            "attn.hook_k": "attn.hook_k" in self.projections or not self.rotary,
+            "attn.hook_v": True,
+            "attn.hook_rot_q": self.rotary,
+            "attn.hook_rot_k": self.rotary,
+            "attn.hook_attn_scores": True,
+            "attn.hook_pattern": True,
+            "attn.hook_z": True,
+            "mlp.hook_router_logits": bool(self.router),
+            "mlp.hook_expert_indices": bool(self.router),
+            "mlp.hook_expert_weights": bool(self.router),
+        }
+        return tuple(suffix for suffix, holds in given.items() if holds)
+
+    def find_layers(self, network: nn.Module) -> list[nn.Module]:
+        """The physical layers of a network, in the order of their numbers."""
+        return [
+            module
+            for pattern in self.layers
+            for name, module in network.named_modules()
+            if re.fullmatch(pattern.replace(".", r"\.").replace("*", r"\d+"), name)
+        ]

@@ -1,0 +1,185 @@
+"""A network of a family: its authors' forward pass, with the hook points of every step of its plan."""
+
+from typing import TYPE_CHECKING, Unpack
+
+import torch
+from torch import Tensor, nn
+from transformer_lens.config import TransformerLensConfig
+
+from model.families.attention import NAME, register
+from model.families.family import Family
+from model.families.module_hooks import install
+from model.families.run import RUNNING, Run
+from model.families.visits import run_again
+from model.hooks.hook_point import SitePoint
+from model.hooks.lens_config import lens_config
+from model.hooks.looped_model import LoopedModel, Weighted
+from model.hooks.names import PassOptions
+from model.inputs import Inputs
+from smelt_interp.architecture import Architecture
+from smelt_interp.data.tokenizer import Tokenizer
+from smelt_interp.errors import UserError
+from smelt_interp.looped_span import LoopedSpan
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+class FamilyStep(nn.Module):
+    """The hook points of one step, and nothing else."""
+
+    hook_out_is_single_residual_stream = True
+
+    def __init__(self, sites: tuple[str, ...]) -> None:
+        super().__init__()
+        for site in sites:
+            folder, _, name = site.rpartition(".")
+            if folder and folder not in self._modules:
+                self.add_module(folder, nn.Module())
+            self.get_submodule(folder).add_module(name, SitePoint())
+
+
+class FamilyNetwork(LoopedModel):
+    """Someone else's network under our names. `model` is theirs, and called by itself it computes what it always did,
+    but for the layers that a looped span runs again.
+
+    It runs whole rows: `start_at`, `stop_at` and a `kv_cache` are refused.
+    """
+
+    def __init__(
+        self, model: "PreTrainedModel", family: Family, tokenizer: Tokenizer, loop: LoopedSpan | None = None
+    ) -> None:
+        """`loop` runs a span of a network's layers again, with the same weights. Raises `UserError` for a family that
+        has no such span, and for a network whose layers are not alike."""
+        config = model.config.get_text_config()
+        layers = family.find_layers(model)
+        super().__init__(architecture_of(config, family, len(layers), loop), tokenizer)
+        self.model, self.family = model, family
+        if loop is not None:
+            _loop(model, config, family, self.architecture)
+        for step, module in enumerate(layers if loop is None else family.find_layers(model)):
+            layer = step if loop is None else self.plan[step].layer
+            _require_parts(family, module, layer)
+            install(family, layer, module)
+        model.get_input_embeddings().register_forward_hook(self._embedded)
+        config.use_cache = False
+        register()
+        model.set_attn_implementation(NAME)
+        self.hook_embed = SitePoint()
+        self.blocks = nn.ModuleList(FamilyStep(self.architecture.sites) for _ in self.plan)
+        self.setup()
+
+    def forward(self, inputs: Tensor, **options: Unpack[PassOptions]) -> Tensor:
+        """Logits (B, T, W) of tokens (B, T); options as in `model.network.LoopedMoE.forward`.
+
+        Raises `UserError` as that does, for options that this network has not, and when the modules that ran are not
+        the steps of the plan.
+        """
+        request = self.request(**options)
+        if not (request.from_tokens and request.to_logits) or options.get("kv_cache") is not None:
+            raise UserError(
+                f"a {self.architecture.family} network must run whole rows; got start_at, stop_at or a kv_cache"
+            )
+        start_BT, mask_BT = options.get("segment_start_BT"), options.get("attention_mask_BT")
+        read = Inputs(values=inputs, segment_start_BT=start_BT, attention_mask_BT=mask_BT)
+        read.check(self.architecture, request)
+        run = Run(request, self.family, self.blocks, len(inputs))
+        given: dict[str, object] = {} if self.family.masked else {"use_cache": False}
+        if mask_BT is not None and not bool(mask_BT.all()):
+            run.padded = True
+            given |= {"attention_mask": mask_BT, "position_ids": (mask_BT.long().cumsum(-1) - 1).clamp(min=0)}
+        if start_BT is not None and bool(start_BT.any()):
+            if self.family.whole_rows:
+                raise UserError(f"a row of a {self.architecture.family} network must be one document; got several")
+            run.segment_BTS = start_BT[:, :, None] == start_BT[:, None]
+            position_T = torch.arange(inputs.shape[1], device=inputs.device)
+            given["position_ids"] = position_T - start_BT
+        with run.now():
+            logits_BTW: Tensor = self.model(input_ids=inputs, **given).logits
+        return logits_BTW
+
+    def _embedded(self, module: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor | None:
+        return None if RUNNING.get() is None else self.hook_embed(output)
+
+    @property
+    def embed(self) -> Weighted:  # type: ignore[override]  # a part of the authors' network, not one of ours
+        """The token embedding."""
+        embedding: Weighted = self.model.get_input_embeddings()
+        return embedding
+
+    @property
+    def unembed(self) -> Weighted:  # type: ignore[override]
+        """The map from the stream to logits."""
+        unembedding: Weighted = self.model.get_output_embeddings()
+        return unembedding
+
+    @property
+    def ln_final(self) -> Weighted:  # type: ignore[override]
+        """The last norm."""
+        norm: Weighted = self.model.get_submodule(self.family.final_norm)
+        return norm
+
+    @property
+    def cfg(self) -> TransformerLensConfig:
+        """transformer-lens's view of the network, made anew at each use: its layers are our steps."""
+        config = self.model.config.get_text_config()
+        lens = lens_config(
+            self.architecture,
+            device=self.device,
+            dtype=self.W_E.dtype,
+            d_mlp=getattr(config, "intermediate_size", None) or 4 * self.architecture.width,
+            eps=float(getattr(config, "rms_norm_eps", 0) or getattr(config, "layer_norm_epsilon", 1e-6)),
+            positional_embedding_type="rotary" if self.family.rotary else "standard",
+            act_fn=str(getattr(config, "hidden_act", "gelu")),
+            gated_mlp=self.family.gated_mlp,
+        )
+        if self.family.norm == "LN":
+            lens.normalization_type, lens.uses_rms_norm, lens.final_rms = "LN", False, False
+        return lens
+
+
+def architecture_of(
+    config: "PretrainedConfig", family: Family, num_layers: int, loop: LoopedSpan | None
+) -> Architecture:
+    """What readers of the network need to know, from its config."""
+    plan = family.plan(config)
+    if loop is not None and not family.loopable:
+        raise UserError(f"--loop must be of a network that runs each layer once; got one of {config.model_type}, "
+                        "whose code has its own order")  # fmt: skip
+    if loop is not None:
+        plan = loop.plan(num_layers)
+    heads = config.num_attention_heads
+    return Architecture(
+        family=config.model_type,
+        steps=plan,
+        loop_factors=(1.0,) * len(plan) if loop is None else loop.factors(plan),
+        sites=family.sites(),
+        width=config.hidden_size,
+        num_heads=heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_width=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        num_experts=getattr(config, family.num_experts) if family.router else 0,
+        top_k=config.num_experts_per_tok if family.router else 0,
+        router=family.router_kind,
+        vocab_size=config.vocab_size,
+        context=config.max_position_embeddings,
+        causal=family.causal,
+    )
+
+
+def _loop(model: "PreTrainedModel", config: "PretrainedConfig", family: Family, architecture: Architecture) -> None:
+    """Make the authors' list of layers the steps of the plan, and their config say so."""
+    layers = model.get_submodule(family.layers[0].removesuffix(".*"))
+    run_again(layers, architecture.steps)
+    if types := getattr(config, "layer_types", None):
+        config.layer_types = [types[step.layer] for step in architecture.steps]
+    config.num_hidden_layers = len(architecture.steps)
+
+
+def _require_parts(family: Family, module: nn.Module, layer: int) -> None:
+    """Raise `UserError` when a layer is not built as its family's row says."""
+    paths = (family.attention, family.attn_out, family.mlp_out, family.second_norm, family.router,
+             *family.projections.values())  # fmt: skip
+    known = dict(module.named_modules())
+    if missing := [path for path in paths if path and path not in known]:
+        raise UserError(f"every layer must have the parts of its family; layer {layer + 1} has no {missing[0]}")

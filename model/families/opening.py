@@ -1,0 +1,182 @@
+"""Opens a checkpoint of any kind as a network with hooks by visit: ours, or one that transformers loads.
+
+A folder is ours when its config names no `model_type`. transformers takes seconds to import, and is imported when a
+network of another family is opened.
+"""
+
+import contextlib
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from model.checkpoint import CONFIG, checkpoint_folder
+from model.families.network import FamilyNetwork
+from model.families.table import FAMILIES
+from model.hooks.looped_model import LoopedModel
+from model.network import LoopedMoE
+from model.tokenizers import read_tokenizer
+from smelt_interp.config import MOST_BYTES, ModelConfig
+from smelt_interp.data.tokenizer import Tokenizer
+from smelt_interp.errors import UserError, one_line, shown
+from smelt_interp.input_files import read_input
+from smelt_interp.looped_span import LoopedSpan
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """How a checkpoint is opened."""
+
+    loop: LoopedSpan | None = None
+    """Layers to run again, in a network that runs each of them once."""
+    trust_remote_code: bool = False
+    """Run Python code that a folder brings."""
+    allow_download: bool = False
+    """Take a hub id that is no folder here."""
+
+
+PLAIN = Opening()
+
+
+def open_network(checkpoint: str | Path, opening: Opening = PLAIN) -> LoopedModel:
+    """The network of a folder, in float32 and evaluation mode.
+
+    Raises `UserError` for what `LoopedMoE.from_pretrained` refuses, for a family that is not known, for weights that
+    are missing, left over or pickled, and for a looped span that the network cannot run.
+    """
+    folder = checkpoint_folder(checkpoint, allow_download=opening.allow_download)
+    if _model_type(folder) is not None:
+        config = _read_config(folder, opening)
+        return _hooked(_load(folder, config, opening), read_tokenizer(folder), opening)
+    network = LoopedMoE.from_pretrained(folder)
+    if opening.loop is None:
+        return network
+    with torch.device("meta"):
+        looped = LoopedMoE(_looped(network, opening.loop), tokenizer=network.tokenizer)
+    looped.load_state_dict(network.state_dict(), assign=True)
+    looped.eval()
+    return looped
+
+
+def untrained_network(checkpoint: str | Path, seed: int, opening: Opening = PLAIN) -> LoopedModel:
+    """A network of the same config and tokenizer with random weights from `seed`. Raises as `open_network` does."""
+    folder = checkpoint_folder(checkpoint, allow_download=opening.allow_download)
+    if _model_type(folder) is None:
+        trained = LoopedMoE.from_pretrained(folder)
+        config = trained.config if opening.loop is None else _looped(trained, opening.loop)
+        network = LoopedMoE(config, seed=seed, tokenizer=trained.tokenizer)
+        network.eval()
+        return network
+    config = _read_config(folder, opening)
+    with torch.random.fork_rng(), quiet():
+        torch.manual_seed(seed)
+        model = _model_class(config).from_config(config, trust_remote_code=opening.trust_remote_code)
+    return _hooked(model.float(), read_tokenizer(folder), opening)
+
+
+def _hooked(model: "PreTrainedModel", tokenizer: Tokenizer, opening: Opening) -> FamilyNetwork:
+    network = FamilyNetwork(model, FAMILIES[model.config.model_type], tokenizer, opening.loop)
+    network.eval()
+    network.tokenizer  # noqa: B018  # raises when it is not the network's
+    return network
+
+
+def _looped(network: LoopedMoE, loop: LoopedSpan) -> ModelConfig:
+    """The config of one of our Baselines with a looped span."""
+    if network.config.num_visits > 1:
+        raise UserError("--loop must be of a network that runs each layer once; got one with a loop of its own")
+    loop.plan(network.config.num_layers)  # raises for a span outside the layers
+    return replace(
+        network.config,
+        loop_start=loop.layers.start,
+        loop_stop=loop.layers.stop,
+        num_visits=loop.visits,
+        loop_scale=loop.factor,
+    )
+
+
+def _model_type(folder: Path) -> str | None:
+    """The family that a folder's config names, for transformers; None is a config of ours, or none."""
+    try:
+        values = json.loads(read_input(folder / CONFIG, "a config file", MOST_BYTES))
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{folder / CONFIG} must hold JSON; {error}") from None
+    named = values.get("model_type") if isinstance(values, dict) else None
+    return None if named is None else str(named)
+
+
+def _read_config(folder: Path, opening: Opening) -> "PretrainedConfig":
+    """The config of a family that is known. Raises `UserError` for any other, naming those that are."""
+    named = _model_type(folder)
+    if named not in FAMILIES:
+        raise UserError(
+            f"model_type must be one of {', '.join(FAMILIES)}; got {shown(named)} in {folder}; "
+            "docs/adding_a_family.md adds a row to model/families/table.py"
+        )
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=opening.trust_remote_code)
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        raise UserError(
+            f"{folder / CONFIG} must be a config that transformers reads; {one_line(str(error), 120)}"
+        ) from None
+
+
+def _model_class(config: "PretrainedConfig") -> "type[PreTrainedModel]":
+    import transformers
+
+    masked = FAMILIES[config.model_type].masked
+    found: type[PreTrainedModel] = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+    return found
+
+
+def _load(folder: Path, config: "PretrainedConfig", opening: Opening) -> "PreTrainedModel":
+    """Its weights in float32, every one of them and no others."""
+    try:
+        with quiet():
+            model, found = _model_class(config).from_pretrained(
+                folder,
+                config=config,
+                dtype=torch.float32,
+                use_safetensors=True,
+                output_loading_info=True,
+                trust_remote_code=opening.trust_remote_code,
+                local_files_only=True,
+            )
+    except (ValueError, OSError, RuntimeError, KeyError) as error:
+        raise UserError(f"{folder} must hold safetensors weights of its config; {one_line(str(error), 150)}") from None
+    for rule, names in (
+        ("hold every weight; missing", "missing_keys"),
+        ("hold no other weights; got", "unexpected_keys"),
+    ):
+        if wrong := sorted(found[names]):
+            raise UserError(f"{folder} must {rule} {', '.join(wrong[:3])}")
+    return model
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' bars and advice on the error stream."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,96 @@
+"""The pass that is running now, and which step of its plan.
+
+transformers calls our attention function and torch our module hooks from inside the authors' forward pass; here they
+find the hook points of the step that they belong to. A step begins when a layer's module is called: it is told by the
+module, and its visit by how often the layer was called before.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from torch import Tensor, nn
+
+from model.families.family import Family
+from model.hooks.hook_point import SitePoint
+from model.hooks.names import Request
+from smelt_interp.errors import UserError
+from smelt_interp.plan import label
+
+
+class Run:
+    """One forward pass of a family's network."""
+
+    def __init__(self, request: Request, family: Family, blocks: nn.ModuleList, batch: int) -> None:
+        self.request, self._family, self._blocks = request, family, blocks
+        self.batch = batch
+        """Rows B, which routers see joined to one list of tokens."""
+        self.segment_BTS: Tensor | None = None
+        """True where a key is of the query's own document; None is rows of one document."""
+        self.padded = False
+        """Whether the rows hold padding, whose queries see themselves alone."""
+        self.middle: Tensor | None = None
+        """What a hook added to the stream between attention and MLP of the running step."""
+        self._step = -1
+        self._running: nn.Module | None = None
+
+    @contextmanager
+    def now(self) -> Iterator[None]:
+        """The block in which this is the running pass. Raises `UserError` at its end when steps are missing."""
+        before = RUNNING.set(self)
+        try:
+            yield
+        finally:
+            RUNNING.reset(before)
+        plan = self.request.architecture.steps
+        if self._step + 1 != len(plan):
+            due = label(plan[self._step + 1])
+            raise UserError(f"{self._named()} must run the {len(plan)} steps of its plan; got {self._step + 1}: "
+                            f"{due} did not run")  # fmt: skip
+
+    def enter(self, layer: int, module: nn.Module) -> None:
+        """A layer begins. Raises `UserError` for one that is not the next of the plan."""
+        plan = self.request.architecture.steps
+        self._step += 1
+        if self._step >= len(plan) or plan[self._step].layer != layer:
+            due = label(plan[self._step]) if self._step < len(plan) else "its end"
+            raise UserError(f"{self._named()} must run its layers in the order of its plan; got layer {layer + 1} "
+                            f"as step {self._step + 1}, where {due} is due")  # fmt: skip
+        self._running, self.middle = module, None
+
+    def leave(self) -> None:
+        """The layer ends."""
+        self._running = None
+
+    def attends(self, module: nn.Module) -> bool:
+        """Whether a module is the attention of the running step: families call the interface for other things too."""
+        return self._running is not None and module is self._running.get_submodule(self._family.attention)
+
+    @property
+    def factor(self) -> float:
+        """The loop factor of the running step."""
+        return self.request.architecture.loop_factors[self._step]
+
+    def point(self, suffix: str) -> SitePoint:
+        """A hook point of the running step."""
+        point = self._blocks[self._step].get_submodule(suffix)
+        assert isinstance(point, SitePoint)
+        return point
+
+    def through(self, suffix: str, x: Tensor) -> Tensor:
+        """A value behind its hook point; itself at a site that the family has not."""
+        if suffix not in self.request.architecture.sites:
+            return x
+        out: Tensor = self.point(suffix)(x)
+        return out
+
+    def heads_through(self, suffix: str, x_BHTC: Tensor) -> Tensor:
+        """The same for a value with its heads before its positions."""
+        return self.through(suffix, x_BHTC.transpose(1, 2)).transpose(1, 2)
+
+    def _named(self) -> str:
+        return f"a {self.request.architecture.family} network"
+
+
+RUNNING: ContextVar[Run | None] = ContextVar("RUNNING", default=None)
+"""The pass that this thread runs now; None when a network's own `forward` is called by someone else."""
