@@ -201,15 +201,17 @@ def again(model: LoopedModel, steps: Sequence[int]) -> Edit:
     return _copied("again", sources)
 
 
-def swap(model: LoopedModel, suffix: str, *, layer: int, visits: tuple[int, int] = (0, 1)) -> Edit:
+def swap(
+    model: LoopedModel, suffix: str, *, layer: int, visits: tuple[int, int] = (0, 1), heads: tuple[int, ...] = ()
+) -> Edit:
     """Each of two visits of a layer has what the other has in the untouched pass."""
     one, two = (hook_name(model.step(layer, visit), suffix) for visit in visits)
-    return _copied("swap", {one: two, two: one})
+    return _copied("swap", {one: two, two: one}, heads)
 
 
-def clamp(model: LoopedModel, suffix: str, steps: Sequence[int]) -> Edit:
+def clamp(model: LoopedModel, suffix: str, steps: Sequence[int], heads: tuple[int, ...] = ()) -> Edit:
     """These visits have what their layer's first visit has in the untouched pass."""
-    return _copied("clamp", _first_visits(model, suffix, steps))
+    return _copied("clamp", _first_visits(model, suffix, steps), heads)
 
 
 def _first_visits(model: LoopedModel, suffix: str, steps: Sequence[int]) -> dict[str, str]:
@@ -222,14 +224,16 @@ def _first_visits(model: LoopedModel, suffix: str, steps: Sequence[int]) -> dict
     return {hook_name(s, suffix): hook_name(visits_of(plan, plan[s].layer)[0], suffix) for s in steps}
 
 
-def _copied(name: str, sources: Mapping[str, str]) -> Edit:
-    """Each name has what another has in the untouched pass."""
+def _copied(name: str, sources: Mapping[str, str], heads: tuple[int, ...] = ()) -> Edit:
+    """Each name has what another has in the untouched pass, in the given heads or all."""
 
     def changes(found: Sources) -> Mapping[str, Change]:
-        def change(source: str) -> Change:
-            return lambda x: found.own[source].to(x)
+        def change(at: str, source: str) -> Change:
+            _, step, suffix = at.split(".", 2)
+            target = Target(suffix, (int(step),), heads)
+            return lambda x: target.mix(x, found.own[source].to(x))
 
-        return {at: change(source) for at, source in sources.items()}
+        return {at: change(at, source) for at, source in sources.items()}
 
     return Edit(name=name, sites=tuple(sources), changes=changes, own=tuple(dict.fromkeys(sources.values())))
 

@@ -20,7 +20,7 @@ import numpy as np
 import smelt_interp
 from cache.batch import Batch
 from probes.running import report
-from probes.running.probe import NEEDS_A_NETWORK, Probe, Result, is_running, refusal, run
+from probes.running.probe import NEEDS_A_NETWORK, Probe, Result, is_choosing, is_reading, refusal, run
 from probes.running.source import SampleSet, Source, Subject, open_subjects, sample_sets
 from probes.statistics.bootstrap import NUM_RESAMPLES
 from probes.statistics.grid import Level, headline_loops
@@ -158,7 +158,11 @@ def measure_all(name: str, probe: Probe, asked: Run[object]) -> tuple[Measured, 
         raise UserError("data options must be left out with --capture, whose samples are fixed; got other values")
     subjects = open_subjects(asked.source, asked.data.seed)
     probes = {name: (probe, asked.measure)}
-    return tuple(measure_set(probes, each, subjects)[name] for each in sample_sets(subjects[0], asked.data))
+    if is_choosing(probe):
+        sets = probe.choose_samples(subjects[0], asked.data, asked.measure)
+    else:
+        sets = sample_sets(subjects[0], asked.data)
+    return tuple(measure_set(probes, each, subjects)[name] for each in sets)
 
 
 def measure_set(
@@ -170,7 +174,7 @@ def measure_set(
     for subject in subjects:
         able = {}
         for name, (probe, options) in probes.items():
-            recorded = is_running(probe) and subject.network is None
+            recorded = not is_reading(probe) and subject.network is None
             needed = probe.needs(subject.architecture)
             reason = NEEDS_A_NETWORK if recorded else refusal(needed, subject.architecture)
             if reason and subject is subjects[0]:
@@ -184,7 +188,7 @@ def measure_set(
         found = {}
         if able:
             batches = _watched(subject.batches(data, suffixes), f"{subject.name} on {data.name}", len(data.samples))
-            found = run(batches, able, network=subject.network, loops=loops)
+            found = run(batches, able, network=subject.network, data=data, loops=loops)
         for name, result in found.items():
             results[name].append((subject, result))
     return {

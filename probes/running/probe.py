@@ -18,7 +18,12 @@ A probe of weights or of edits has, in place of `start`,
 
 It gets the batches of that network, with the sites that it needs (maybe none), and runs each again by
 `probes.running.passes`. Its command says that a capture will not do; everything else is the same. Its name stands in
-`catalog.RUNNING`.
+`catalog.RUNNING`. One whose edits read other samples, or means over them, has
+
+    start_with(network, data, options) -> Sums        `data` is the whole set that will come in batches
+
+and one that measures samples of its own making, such as pairs, also has `choose_samples(subject, data, options)`, which
+gives those sets for the data options.
 
 Its mathematics are three functions that it gives to `Sums`: `lay_out` says which steps and heads are measured, `reduce`
 turns a batch into small sums by sample, `quantities` turns sums into numbers on a grid of steps and heads. Rows,
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
     from model.hooks.looped_model import LoopedModel
+    from probes.running.source import SampleSet, Subject
 
 NEEDS_A_NETWORK = "a capture holds no weights to run, open the checkpoint with --ckpt"
 """Why a probe that runs a network refuses a capture."""
@@ -101,9 +107,31 @@ class RunningProbe(Probe, Protocol):
     start_on: "Callable[[LoopedModel, object], Sums[object, object]]"
 
 
+class EditingProbe(Probe, Protocol):
+    """A probe that asks for the network and all samples."""
+
+    start_with: "Callable[[LoopedModel, SampleSet, object], Sums[object, object]]"
+
+
+class ChoosingProbe(Probe, Protocol):
+    """A probe that makes its samples."""
+
+    choose_samples: "Callable[[Subject, DataOptions, object], tuple[SampleSet, ...]]"
+
+
 def is_running(probe: Probe) -> TypeGuard[RunningProbe]:
     """Whether a probe asks for the network itself."""
     return hasattr(probe, "start_on")
+
+
+def is_editing(probe: Probe) -> TypeGuard[EditingProbe]:
+    """Whether a probe asks for the network and all samples."""
+    return hasattr(probe, "start_with")
+
+
+def is_choosing(probe: Probe) -> TypeGuard[ChoosingProbe]:
+    """Whether a probe makes its samples."""
+    return hasattr(probe, "choose_samples")
 
 
 def is_reading(probe: Probe) -> TypeGuard[ReadingProbe]:
@@ -133,12 +161,14 @@ def accumulate(
     probes: Asked,
     *,
     network: "LoopedModel | None" = None,
+    data: "SampleSet | None" = None,
     loops: Sequence[Loop] = (),
     by_sample: bool = False,
 ) -> dict[str, Sums[object, object]]:
     """Feed every batch to every probe; sums of parts of the samples may be merged.
 
-    `network`: what the batches come from, for the probes that run it.
+    `network`: what the batches come from, for the probes that run it; `data`: all that will come, for those that read
+    other samples too.
     `loops`: what the headline averages over, in place of `probes.statistics.grid.headline_loops`.
     Raises UserError without samples, and for a probe that runs a network where there is none.
     """
@@ -146,7 +176,7 @@ def accumulate(
     for batch in batches:
         for name, (probe, options) in probes.items():
             if name not in opened:
-                opened[name] = _open(probe, batch, options, network)
+                opened[name] = _open(probe, batch, options, network, data)
                 opened[name].loops = tuple(loops) or opened[name].loops
                 opened[name].keep_samples = by_sample
             opened[name].add(batch)
@@ -155,13 +185,19 @@ def accumulate(
     return opened
 
 
-def _open(probe: Probe, batch: Batch, options: object, network: "LoopedModel | None") -> Sums[object, object]:
+def _open(
+    probe: Probe, batch: Batch, options: object, network: "LoopedModel | None", data: "SampleSet | None"
+) -> Sums[object, object]:
     if is_reading(probe):
         return probe.start(batch.architecture, options)
-    assert is_running(probe)  # a probe has one of the two
     if network is None:
         raise UserError(f"{probe.TITLE} must be given the network that it runs; got batches alone: pass network=")
-    return probe.start_on(network, options)
+    if is_running(probe):
+        return probe.start_on(network, options)
+    assert is_editing(probe)  # a probe has one of the three
+    if data is None:
+        raise UserError(f"{probe.TITLE} must be given all samples; got batches alone: pass data=")
+    return probe.start_with(network, data, options)
 
 
 def run(
@@ -169,6 +205,7 @@ def run(
     probes: Asked,
     *,
     network: "LoopedModel | None" = None,
+    data: "SampleSet | None" = None,
     loops: Sequence[Loop] = (),
     by_sample: bool = False,
 ) -> dict[str, Result]:
@@ -176,7 +213,7 @@ def run(
 
     Raises UserError without samples, and for layers, heads or sites that were not recorded.
     """
-    sums = accumulate(batches, probes, network=network, loops=loops, by_sample=by_sample)
+    sums = accumulate(batches, probes, network=network, data=data, loops=loops, by_sample=by_sample)
     return {name: probe.result(sums[name]) for name, (probe, _) in probes.items()}
 
 

@@ -56,6 +56,8 @@ class SampleSet:
 
     name: str
     samples: Samples
+    corrupted: Samples | None = None
+    """For patching: row n is what row n of `samples` is compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
