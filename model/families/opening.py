@@ -122,11 +122,12 @@ def _read_config(folder: Path, opening: Opening) -> "PretrainedConfig":
             f"model_type must be one of {', '.join(FAMILIES)}; got {shown(named)} in {folder}; "
             "docs/adding_a_family.md adds a row to model/families/table.py"
         )
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=opening.trust_remote_code)
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise UserError(
             f"{folder / CONFIG} must be a config that transformers reads; {one_line(str(error), 120)}"
         ) from None

@@ -325,7 +325,7 @@ def test_layers_and_heads_count_from_one_on_the_command_line_and_in_json(
     document = json.loads(capsys.readouterr().out)
     assert document["options"]["layers"] == [2]
     assert document["results"][0]["rows"][0]["layers"] == "looped 2"
-    with pytest.raises(UserError, match="must count from 1 .*; got 0"):
+    with pytest.raises(UserError, match=r"must count from 1 .*; got 0"):
         command.parse("attention_sink", catalog.load("attention_sink"), ["--layers", "0"])
 
 

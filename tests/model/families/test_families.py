@@ -1,0 +1,264 @@
+"""Every family on a tiny random network: hooks change nothing, labels are the authors', edits stay where they are."""
+
+import copy
+import logging
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from model.families.network import FamilyNetwork
+from model.families.table import FAMILIES
+from smelt_interp.costs.spans import LayerRange
+from smelt_interp.errors import UserError
+from smelt_interp.looped_span import LoopedSpan
+from smelt_interp.sites import SITES, hook_name
+from tests.support.families import LOOPS, SETTINGS, SPAN, hooked, plain
+
+logging.getLogger("transformers").setLevel(logging.ERROR)
+TOKENS_BT = torch.randint(0, 250, (2, 20), generator=torch.Generator().manual_seed(0))
+LOOPABLE = [name for name, family in FAMILIES.items() if family.loopable]
+ROUTED = [name for name, family in FAMILIES.items() if family.router]
+PATTERN, PRE, POST = "attn.hook_pattern", "hook_resid_pre", "hook_resid_post"
+
+every_family = pytest.mark.parametrize("name", FAMILIES)
+
+
+@cache
+def network(name: str) -> FamilyNetwork:
+    return hooked(name)
+
+
+@cache
+def looped(name: str) -> FamilyNetwork:
+    return hooked(name, SPAN)
+
+
+@every_family
+@torch.no_grad()
+def test_hooked_is_plain_and_labels_are_the_authors_own(name: str) -> None:
+    theirs = plain(name)(TOKENS_BT, output_attentions=True, output_hidden_states=True)
+    logits_BTW, found = network(name).run_with_cache(TOKENS_BT)
+    steps = range(len(network(name).plan))
+    assert torch.equal(logits_BTW, theirs.logits)
+    assert torch.equal(network(name)(TOKENS_BT), theirs.logits)
+    assert len(theirs.attentions) == len(steps)
+    for step in steps:
+        assert torch.equal(found[PATTERN, step], theirs.attentions[step])
+    for step in steps[:-1]:  # the last one of theirs is behind the final norm
+        assert torch.equal(found[POST, step], theirs.hidden_states[step + 1])
+
+
+@pytest.mark.parametrize("name", ROUTED)
+@torch.no_grad()
+def test_routing_is_the_authors_own(name: str) -> None:
+    model, routed = plain(name), []
+    for module in FAMILIES[name].find_layers(model):
+        module.get_submodule(FAMILIES[name].router).register_forward_hook(lambda _, __, out: routed.append(out))
+    model(TOKENS_BT)
+    _, found = network(name).run_with_cache(TOKENS_BT)
+    for step, outputs in enumerate(routed):
+        for suffix, theirs in zip(("router_logits", "expert_weights", "expert_indices"), outputs, strict=True):
+            assert torch.equal(found[f"mlp.hook_{suffix}", step].flatten(0, 1), theirs), suffix
+
+
+@every_family
+@torch.no_grad()
+def test_every_name_fires_once_with_the_axes_of_the_table(name: str) -> None:
+    model = network(name)
+    shape = model.architecture
+    size = {"B": 2, "T": 20, "S": 20, "1": 1, "D": shape.width, "Q": shape.num_heads, "G": shape.num_kv_heads,
+            "C": shape.head_width, "E": shape.num_experts, "K": shape.top_k}  # fmt: skip
+    _, found = model.run_with_cache(TOKENS_BT)
+    assert set(found) == set(model.request().names())
+    for step in range(len(model.plan)):
+        for suffix in shape.sites:
+            assert found[suffix, step].shape == tuple(size[axis] for axis in SITES[suffix].axes), suffix
+
+
+@every_family
+@torch.no_grad()
+def test_putting_a_tensor_back_changes_nothing_and_halving_it_does(name: str) -> None:
+    model, step = network(name), len(network(name).plan) // 2
+    model = model if not model.family.loopable else looped(name)
+    whole = model(TOKENS_BT)
+    for suffix in model.architecture.sites:
+        if SITES[suffix].integer:
+            continue
+        back = model.run_with_hooks(TOKENS_BT, fwd_hooks=[(hook_name(step, suffix), lambda x, hook: x.clone())])
+        half = model.run_with_hooks(TOKENS_BT, fwd_hooks=[(hook_name(step, suffix), lambda x, hook: x / 2)])
+        assert torch.equal(back, whole), suffix
+        assert not torch.equal(half, whole) or suffix == PRE, suffix  # a norm may take a factor away
+
+
+@every_family
+@torch.no_grad()
+def test_an_edit_at_visit_2_leaves_visit_1_untouched(name: str) -> None:
+    model = looped(name) if name in LOOPABLE else network(name)
+    (loop, *_) = model.architecture.loops
+    step = model.step(loop.layers[0], 1)
+    _, before = model.run_with_cache(TOKENS_BT, names_filter=lambda each: each.endswith(POST))
+    _, after = model.run_with_cache(
+        TOKENS_BT,
+        names_filter=lambda each: each.endswith(POST),
+        fwd_hooks=[(hook_name(step, "attn.hook_v"), lambda x, hook: x + 1)],
+    )
+    same = [torch.equal(before[POST, index], after[POST, index]) for index in range(len(model.plan))]
+    assert all(same[:step])
+    assert not same[step]
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_another_loop_count_is_another_plan(name: str) -> None:
+    other = hooked(name, **LOOPS[name])
+    assert len(other.plan) != len(network(name).plan)
+    with torch.no_grad():
+        assert torch.equal(other(TOKENS_BT), plain(name, **LOOPS[name])(TOKENS_BT).logits)
+
+
+@every_family
+@torch.no_grad()
+def test_left_padding_is_alone(name: str) -> None:
+    alone_BTW = network(name)(TOKENS_BT[:1])
+    padded_BT = torch.cat((torch.zeros(1, 5, dtype=torch.int64), TOKENS_BT[:1]), 1)
+    mask_BT = (torch.arange(25) >= 5)[None].long()
+    torch.testing.assert_close(
+        network(name)(padded_BT, attention_mask_BT=mask_BT)[:, 5:], alone_BTW, atol=2e-5, rtol=2e-4
+    )
+
+
+@every_family
+@torch.no_grad()
+def test_a_document_is_alone_in_its_row_or_the_row_is_refused(name: str) -> None:
+    start_BT = torch.where(torch.arange(20) < 12, 0, 12).expand(2, -1)
+    if FAMILIES[name].whole_rows:
+        with pytest.raises(UserError, match="a row of a inkling2_loop_text network must be one document; got several"):
+            network(name)(TOKENS_BT, segment_start_BT=start_BT)
+        return
+    packed_BTW = network(name)(TOKENS_BT, segment_start_BT=start_BT)
+    torch.testing.assert_close(packed_BTW[:, 12:], network(name)(TOKENS_BT[:, 12:]), atol=2e-5, rtol=2e-4)
+
+
+def loops_by_hand(model: nn.Module, name: str) -> Tensor:
+    """The layers of a Llama or a mixture one after the other, updates of the looped ones halved."""
+    body, family = model.model, FAMILIES[name]
+    x_BTD = body.embed_tokens(TOKENS_BT)
+    positions = body.rotary_emb(x_BTD, torch.arange(20)[None])
+    mask = torch.full((20, 20), torch.finfo(torch.float32).min).triu(1)[None, None]
+    for layer in (0, 1, 2, 1, 2, 3):
+        module, factor = body.layers[layer], 0.5 if layer in (1, 2) else 1.0
+        normed = module.input_layernorm(x_BTD)
+        x_BTD = x_BTD + factor * module.self_attn(normed, position_embeddings=positions, attention_mask=mask)[0]
+        update = module.get_submodule(family.mlp_out)(module.post_attention_layernorm(x_BTD))
+        x_BTD = x_BTD + factor * (update[0] if isinstance(update, tuple) else update)
+    return model.lm_head(body.norm(x_BTD))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3_moe", "olmoe", "mixtral"])
+@torch.no_grad()
+def test_a_looped_span_is_the_loop_by_hand(name: str) -> None:
+    assert [step.layer for step in looped(name).plan] == [0, 1, 2, 1, 2, 3]
+    assert torch.equal(looped(name)(TOKENS_BT), loops_by_hand(plain(name), name))
+
+
+@pytest.mark.parametrize("name", LOOPABLE)
+@torch.no_grad()
+def test_a_second_visit_with_a_vanishing_factor_is_the_network_without_that_span(name: str) -> None:
+    """Visits that add nothing: the stream after the span is that before it."""
+    model = hooked(name, LoopedSpan(layers=LayerRange(1, 3), visits=3, factor=1e-30))
+    _, found = model.run_with_cache(TOKENS_BT, names_filter=lambda each: each.endswith(("resid_pre", "resid_post")))
+    assert len(model.plan) == 8
+    assert torch.equal(found[PRE, 1], found[POST, 6])
+    assert len(list(model.parameters())) == len(list(network(name).parameters()))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_gradients_at_every_site_are_those_of_a_finite_difference(name: str) -> None:
+    """To a hundredth: the authors' norms are in float32 whatever the weights are."""
+    model = copy.deepcopy(looped(name)).double()
+    direction = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for suffix in (PRE, "hook_resid_mid", POST, "hook_attn_out", "hook_mlp_out"):
+        at = hook_name(3, suffix)
+
+        def moved(by: float, at: str = at) -> float:
+            hooks = [(at, lambda x, hook: x + by * direction)]
+            with torch.no_grad():
+                return float(model.run_with_hooks(TOKENS_BT, fwd_hooks=hooks).square().mean())
+
+        _, found = model.run_with_cache(
+            TOKENS_BT, names_filter=at, incl_bwd=True, metric=lambda logits: logits.square().mean()
+        )
+        slope = float((found[f"{at}_grad"] * direction).sum())
+        assert slope == pytest.approx((moved(1e-2) - moved(-1e-2)) / 2e-2, rel=1e-2), suffix
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "inkling2_loop_text"])
+@torch.no_grad()
+def test_the_null_mass_is_what_a_learned_sink_took(name: str) -> None:
+    _, found = network(name).run_with_cache(TOKENS_BT)
+    for step in range(len(network(name).plan)):
+        pattern, scores = found[PATTERN, step], found["attn.hook_attn_scores", step]
+        keys, null = scores.logsumexp(-1), 1 - pattern.sum(-1)
+        sink = (null / (1 - null)).log() + keys  # the logit that takes this share
+        assert ((null > 0) & (null < 1)).all()
+        if name == "gpt_oss":
+            learned_Q = network(name).model.model.layers[step].self_attn.sinks
+            torch.testing.assert_close(sink, learned_Q[None, :, None].expand_as(sink), atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_the_plan_is_checked_when_a_module_runs_more_or_fewer_times() -> None:
+    model = hooked("llama")
+    layers = model.model.model.layers
+    model.model.config.num_hidden_layers = 3
+    with pytest.raises(UserError, match=r"llama network must run the 4 steps of its plan; got 3: layer 4, visit 1 did"):
+        model(TOKENS_BT)
+    model.model.config.num_hidden_layers = 5
+    layers.append(layers[1])
+    with pytest.raises(UserError, match=r"got layer 2 as step 5, where its end is due"):
+        model(TOKENS_BT)
+    layers.insert(1, layers[3])
+    with pytest.raises(UserError, match=r"got layer 4 as step 2, where layer 2, visit 1 is due"):
+        model(TOKENS_BT)
+
+
+@torch.no_grad()
+def test_a_copy_is_a_network_of_its_own_and_theirs_alone_is_theirs() -> None:
+    model = looped("llama")
+    other = copy.deepcopy(model)
+    other.add_hook("blocks.3.hook_mlp_out", lambda x, hook: 0 * x)
+    assert not torch.equal(other(TOKENS_BT), model(TOKENS_BT))
+    assert not model.hooked()
+    assert torch.equal(network("llama").model(TOKENS_BT).logits, plain("llama")(TOKENS_BT).logits)
+
+
+@torch.no_grad()
+def test_the_fast_path_has_no_patterns() -> None:
+    torch.testing.assert_close(network("llama")(TOKENS_BT, attention="fast"), network("llama")(TOKENS_BT))
+    with pytest.raises(UserError, match="pass attention='eager'"):
+        network("llama").run_with_cache(TOKENS_BT, names_filter="blocks.0.attn.hook_pattern", attention="fast")
+
+
+@pytest.mark.parametrize(
+    ("name", "site"),
+    [("llama", "mlp.hook_router_logits"), ("dory", "hook_attn_out"), ("gpt2", "attn.hook_rot_q")],
+)
+def test_a_site_that_a_family_does_not_compute_is_said(name: str, site: str) -> None:
+    with pytest.raises(UserError, match=f"a hook must be on a site that a {name} network has"):
+        network(name).run_with_cache(TOKENS_BT, names_filter=hook_name(1, site))
+
+
+def test_what_a_family_cannot_do_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"--loop must be of a network that runs each layer once; got one of dory"):
+        hooked("dory", SPAN)
+    with pytest.raises(UserError, match=r"--loop must lie within layers 1 to 4; got 3-9"):
+        hooked("llama", LoopedSpan(layers=LayerRange(2, 9), visits=2, factor=0.5))
+    with pytest.raises(UserError, match=r"a llama network must run whole rows; got start_at, stop_at or a kv_cache"):
+        network("llama")(TOKENS_BT, stop_at=(1, 0))
+    with pytest.raises(UserError, match=r"token ids must be from 0 to 258; got 303"):
+        network("llama")(TOKENS_BT * 0 + 303)
+
+
+def test_every_family_of_the_table_is_tried() -> None:
+    assert set(SETTINGS) == set(FAMILIES)

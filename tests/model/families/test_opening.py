@@ -1,0 +1,107 @@
+"""Folders of other families open by the commands' one function; what cannot be opened is one line."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cache.record import RecordOptions, record_checkpoint
+from model.families.convert_gguf import convert
+from model.families.opening import Opening, open_network, untrained_network
+from probes import attention_sink
+from probes.running.command import parse
+from probes.running.source import Source, open_subjects
+from smelt_interp.costs.spans import LayerRange
+from smelt_interp.data.datasets import DataOptions
+from smelt_interp.errors import UserError
+from smelt_interp.looped_span import LoopedSpan
+from tests.support.families import SPAN, hooked, plain, write_folder
+from tests.support.networks import TINY, tiny_network
+
+TOKENS_BT = torch.arange(24)[None] % 250
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder("llama", tmp_path_factory.mktemp("families") / "llama")
+
+
+@torch.no_grad()
+def test_a_folder_of_transformers_is_the_network_that_it_holds(llama: Path) -> None:
+    assert torch.equal(open_network(llama)(TOKENS_BT), plain("llama")(TOKENS_BT).logits)
+    looped = open_network(llama, Opening(loop=SPAN))
+    assert torch.equal(looped(TOKENS_BT), hooked("llama", SPAN)(TOKENS_BT))
+    first, second = (untrained_network(llama, 3, Opening(loop=SPAN)) for _ in range(2))
+    assert torch.equal(first(TOKENS_BT), second(TOKENS_BT))
+    assert not torch.equal(first(TOKENS_BT), looped(TOKENS_BT))
+
+
+@torch.no_grad()
+def test_a_baseline_of_ours_is_looped_as_its_config_would(tmp_path: Path) -> None:
+    baseline = tiny_network(replace(TINY, num_visits=1, loop_scale=1.0))
+    baseline.save_pretrained(tmp_path / "ours", readme="# Tiny\n")
+    looped = open_network(tmp_path / "ours", Opening(loop=LoopedSpan(layers=LayerRange(1, 2), visits=3, factor=0.25)))
+    assert [step.layer for step in looped.plan][:4] == [0, 1, 1, 1]
+    tiny_network().save_pretrained(tmp_path / "looped", readme="# Tiny\n")
+    with pytest.raises(UserError, match="runs each layer once; got one with a loop of its own"):
+        open_network(tmp_path / "looped", Opening(loop=SPAN))
+
+
+def test_a_command_loops_the_measured_network_and_not_the_one_beside_it(llama: Path) -> None:
+    words = ["--ckpt", str(llama), "--loop", "2-3", "--visits", "3", "--against", str(llama), "--no-untrained"]
+    source = parse("attention_sink", attention_sink, words).source
+    looped, beside = open_subjects(source, 0)
+    assert (len(looped.architecture.steps), len(beside.architecture.steps)) == (8, 4)
+    assert looped.architecture.loop_factors[1] == pytest.approx(1 / 3)
+    assert looped.name == "llama, layers 2-3 run 3 times"
+    with pytest.raises(UserError, match="--loop must come with --ckpt, whose network it loops; got 2-3 without"):
+        open_subjects(Source(capture=llama, loop=LayerRange(1, 3)), 0)
+
+
+def test_a_looped_llama_is_recorded(llama: Path, tmp_path: Path) -> None:
+    data = DataOptions(data=("code",), samples=2, length=16)
+    options = RecordOptions(ckpt=llama, out=tmp_path / "seen", data=data, loop=LayerRange(1, 3), loop_visits=2)
+    capture = record_checkpoint(options, "recorded")
+    assert capture.architecture == hooked("llama", SPAN).architecture
+    assert "mlp.hook_router_logits" not in capture.architecture.sites
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"model_type": "bloom"},
+            r"model_type must be one of llama, .*; got 'bloom' in .*adding_a_family.md adds a row",
+        ),
+        ({"hidden_size": "wide"}, r"config.json must be a config that transformers reads; "),
+        ({"num_hidden_layers": 5}, r"must hold every weight; missing model.layers.4"),
+        ({"num_hidden_layers": 3}, r"must hold no other weights; got model.layers.3"),
+        ({"intermediate_size": 50}, r"must hold safetensors weights of its config; "),
+        ({"vocab_size": 100}, r"must hold safetensors weights of its config; |must have the ids of its network"),
+    ],
+)
+def test_a_folder_that_is_not_whole_is_one_line(
+    llama: Path, tmp_path: Path, config: dict[str, object], message: str
+) -> None:
+    for file in llama.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    values = json.loads((llama / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**values, **config}), encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        open_network(tmp_path)
+
+
+def test_a_hub_id_offline_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"a checkpoint must be a folder or a hub id; got 'no-one/nothing'; "):
+        open_network("no-one/nothing", Opening(allow_download=True))
+
+
+def test_what_is_no_gguf_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "text.gguf").write_text("not weights", encoding="utf-8")
+    with pytest.raises(UserError, match=r"a GGUF file must begin with GGUF; got "):
+        convert(tmp_path / "text.gguf", tmp_path / "out")
+    with pytest.raises(UserError, match=r"a GGUF file must exist; got "):
+        convert(tmp_path / "none.gguf", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["text.gguf"]
