@@ -20,6 +20,7 @@ SMOLLM2 := --ckpt pretrained/smollm2 --loop 8-22 --visits 2 --data code prose --
 
 demo: $(VENV)/.installed
 	$(RUN)/python -m probes --ckpt checkpoints/demo-smelt --against checkpoints/demo-baseline
+	@echo "a real network, looped: make pretrained"
 ifneq ($(OPEN),0)
 	@echo "dashboard: http://localhost:$(PORT)"
 	$(RUN)/streamlit run app/main.py --server.port $(PORT)

@@ -87,6 +87,8 @@ def _write(gguf: Path, folder: Path) -> None:
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         except UserError:
             raise
+        except ImportError:
+            raise UserError("gguf must be installed to read a GGUF; got none; pip install gguf") from None
         except (ValueError, KeyError, OSError, NotImplementedError) as error:
             raise UserError(f"a GGUF must be one that transformers reads; {one_line(str(error), 150)}") from None
         # A network that was read as quantised is not written: the same weights in a plain one are.
