@@ -43,6 +43,8 @@ class Opening:
 
 
 PLAIN = Opening()
+REMOTE = ("ouro",)
+"""Families whose code lies in the folder of the checkpoint, not in transformers."""
 
 
 def open_network(checkpoint: str | Path, opening: Opening = PLAIN) -> LoopedModel:
@@ -121,6 +123,10 @@ def _read_config(folder: Path, opening: Opening) -> "PretrainedConfig":
         raise UserError(
             f"model_type must be one of {', '.join(FAMILIES)}; got {shown(named)} in {folder}; "
             "docs/adding_a_family.md adds a row to model/families/table.py"
+        )
+    if named in REMOTE and not opening.trust_remote_code:
+        raise UserError(
+            f"{named} brings its own code, which must be trusted: add --trust-remote-code; got {folder} without"
         )
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig

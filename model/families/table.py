@@ -8,6 +8,7 @@ from model.families.hrm_text import HRM_TEXT
 from model.families.inkling2_loop import INKLING2_LOOP
 from model.families.llama import LLAMA
 from model.families.mixtures import GPT_OSS, MIXTRAL, OLMOE, QWEN3_MOE
+from model.families.ouro import OURO
 
 FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
@@ -21,4 +22,5 @@ FAMILIES: dict[str, Family] = {
     "dory": DORY,
     "hrm_text": HRM_TEXT,
     "albert": ALBERT,
+    "ouro": OURO,
 }
