@@ -41,16 +41,22 @@ def next_token_loss(
         raise UserError(f"a loss must have rows of at least 2 tokens, one to predict; got {length}")
     check_finite("logits", logits_BTW, wait=False)
     target_BT = tokens_BT[:, 1:].long()
-    counts_BT = torch.ones_like(target_BT, dtype=torch.bool)
-    if segment_start_BT is not None:
-        counts_BT &= segment_start_BT[:, 1:] == segment_start_BT[:, :-1]
-    if attention_mask_BT is not None:
-        real_BT = attention_mask_BT[:, -length:].bool()
-        counts_BT &= real_BT[:, 1:] & real_BT[:, :-1]
+    counts_BT = predicted_tokens(tokens_BT, segment_start_BT, attention_mask_BT)
     rule = "a loss must have a token to predict: one that is neither padding nor the first of its document"
     require_all(counts_BT.any(), counts_BT.sum(), rule)
     target_BT = target_BT.masked_fill(~counts_BT, IGNORED)
     return functional.cross_entropy(logits_BTW[:, :-1].flatten(0, 1).float(), target_BT.flatten())
+
+
+def predicted_tokens(tokens_BT: Tensor, segment_start_BT: Tensor | None, attention_mask_BT: Tensor | None) -> Tensor:
+    """Which of the tokens after the first are targets that count, (B, T - 1)."""
+    counts_BT = torch.ones_like(tokens_BT[:, 1:], dtype=torch.bool)
+    if segment_start_BT is not None:
+        counts_BT &= segment_start_BT[:, 1:] == segment_start_BT[:, :-1]
+    if attention_mask_BT is not None:
+        real_BT = attention_mask_BT[:, -tokens_BT.shape[1] :].bool()
+        counts_BT &= real_BT[:, 1:] & real_BT[:, :-1]
+    return counts_BT
 
 
 def routing_losses(routings: list[Routing], counts_BT: Tensor, over_steps: OverSteps) -> tuple[Tensor, Tensor]:

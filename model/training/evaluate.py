@@ -1,14 +1,13 @@
-"""How well a network predicts: held-out loss by kind of row, and Dyck exact match against shots."""
+"""How well a network predicts: loss by kind of row, Dyck exact match against shots, load and variance by step."""
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from model.network import LoopedMoE
+from model.routing import Routing
 from smelt_interp.data.dyck import DyckOptions, dyck_samples
 from smelt_interp.data.dyck_scores import teacher_forced
 from smelt_interp.data.mixture import MixtureOptions, TrainingMixture
@@ -24,35 +23,54 @@ class Evaluation:
     """One look at a network."""
 
     loss_nats: dict[str, float]
-    """Mean next-token cross-entropy by kind of row, nats a byte."""
+    """Mean next-token cross-entropy by kind of row, nats a token."""
     exact_match: dict[int, float]
-    """Share of fresh Dyck episodes whose whole answer is greedy decoding's, by number of shots."""
+    """Share of fresh Dyck episodes whose whole answer is greedy decoding's, by number of shots; empty where no Dyck
+    is read."""
+    load: tuple[float, ...]
+    """At each step, the share of the expert that gets most, over an even share: 1 is perfect balance."""
+    residual_variance: tuple[float, ...]
+    """Of the residual stream after each step."""
 
 
-def evaluate(network: LoopedMoE, mixture: MixtureOptions, *, episodes: int = 64) -> Evaluation:
-    """Held-out loss on 8 batches of the mixture's held-out side, and exact match on `episodes` compact `episode`
-    prompts at each of SHOTS."""
+def held_out_batches(mixture: TrainingMixture, num: int = 8) -> tuple[Samples, ...]:
+    """Batches of the mixture's held-out side. Raises `UserError` when a text has none that fills a row."""
+    held_out = TrainingMixture(replace(mixture.options, split="held_out", seed=FRESH_SEED), mixture.tokenizer)
+    return tuple(held_out.batch(step) for step in range(num))
+
+
+def evaluate(
+    network: LoopedMoE, mixture: MixtureOptions, held_out: tuple[Samples, ...], *, episodes: int = 64
+) -> Evaluation:
+    """Losses on these batches, load and variance on the first, and exact match on `episodes` compact `episode` prompts
+    at each of SHOTS when the mixture has Dyck."""
+    shots = SHOTS if mixture.dyck_episode + mixture.dyck_standard else ()
+    load, variance = _by_step(network, held_out[0])
     return Evaluation(
-        loss_nats=held_out_loss(network, mixture),
-        exact_match={shots: dyck_exact_match(network, shots, mixture, episodes) for shots in SHOTS},
+        loss_nats=held_out_loss(network, held_out),
+        exact_match={each: dyck_exact_match(network, each, mixture, episodes) for each in shots},
+        load=load,
+        residual_variance=variance,
     )
 
 
-@lru_cache(maxsize=2)
-def _held_out_batches(mixture: MixtureOptions) -> tuple[Samples, ...]:
-    held_out = TrainingMixture(replace(mixture, split="held_out", seed=FRESH_SEED))
-    return tuple(held_out.batch(step) for step in range(8))
-
-
 @torch.no_grad()
-def held_out_loss(network: LoopedMoE, mixture: MixtureOptions) -> dict[str, float]:
-    """Nats a byte by domain, over the mixture's held-out side."""
+def held_out_loss(network: LoopedMoE, held_out: tuple[Samples, ...]) -> dict[str, float]:
+    """Nats a token by domain, over the tokens that count."""
     sums: dict[str, list[float]] = {}
-    for samples in _held_out_batches(mixture):
-        loss_BT = _next_token_losses(network, samples)
-        for domain, loss in zip(samples.domain_N, loss_BT.mean(1).tolist(), strict=True):
-            sums.setdefault(domain.decode(), []).append(loss)
-    return {domain: float(np.mean(losses)) for domain, losses in sums.items()}
+    for samples in held_out:
+        logprob_BTW = _logits(network, samples)[:, :-1].log_softmax(-1)
+        target_BT = torch.from_numpy(samples.ids_NT[:, 1:]).long()
+        loss_BT = -logprob_BTW.gather(-1, target_BT[..., None])[..., 0]
+        start_BT = torch.from_numpy(samples.segment_start_NT)
+        counts_BT = start_BT[:, 1:] == start_BT[:, :-1]
+        counts_BT &= torch.arange(1, loss_BT.shape[1] + 1) < torch.from_numpy(samples.length_N)[:, None]
+        losses, counts = (loss_BT * counts_BT).sum(1).tolist(), counts_BT.sum(1).tolist()
+        for domain, loss, count in zip(samples.domain_N, losses, counts, strict=True):
+            total = sums.setdefault(domain.decode(), [0.0, 0.0])
+            total[0] += loss
+            total[1] += count
+    return {domain: loss / count for domain, (loss, count) in sums.items()}
 
 
 @torch.no_grad()
@@ -60,17 +78,39 @@ def dyck_exact_match(network: LoopedMoE, shots: int, mixture: MixtureOptions, ep
     """Share of fresh compact `episode` prompts answered exactly under greedy decoding."""
     options = DyckOptions(shots=(shots,), max_total=mixture.max_total)
     samples = dyck_samples(options, episodes, seed=FRESH_SEED, length=mixture.context, tokenizer=network.tokenizer)
-    argmax_NT = _logits(network, samples.ids_NT).argmax(-1).numpy()
+    argmax_NT = _logits(network, samples).argmax(-1).numpy()
     return float(teacher_forced(samples, argmax_NT, newline=True).mean())
 
 
-def _next_token_losses(network: LoopedMoE, samples: Samples) -> Tensor:
-    """Cross-entropy of each next token in nats, (B, T - 1)."""
-    logprob_BTW = _logits(network, samples.ids_NT)[:, :-1].log_softmax(-1)
-    target_BT = torch.from_numpy(samples.ids_NT[:, 1:]).long()
-    return -logprob_BTW.gather(-1, target_BT[..., None])[..., 0]
+@torch.no_grad()
+def _by_step(network: LoopedMoE, samples: Samples) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Load and variance of the residual stream at each step."""
+    variance: list[float] = []
+
+    def keep(resid_BTD: Tensor, hook: object) -> None:
+        variance.append(float(resid_BTD.float().var()))
+
+    names = [f"blocks.{step}.hook_resid_post" for step in range(len(network.plan))]
+    routings: list[Routing] = []
+    tokens_BT, start_BT = (
+        torch.from_numpy(ids_NT.astype(np.int64)).to(network.device)
+        for ids_NT in (samples.ids_NT, samples.segment_start_NT)
+    )
+    with network.hooks([(name, keep) for name in names]):
+        network.forward(tokens_BT, segment_start_BT=start_BT, attention="fast", routings=routings)
+    num_experts = network.config.num_experts
+    counts = [torch.bincount(each.expert_indices_NK.flatten(), minlength=num_experts) for each in routings]
+    return tuple(float(count.max() / count.sum() * num_experts) for count in counts), tuple(variance)
 
 
-def _logits(network: LoopedMoE, ids_NT: NDArray[np.int32]) -> Tensor:
-    rows = torch.from_numpy(ids_NT).long().split(32)
-    return torch.cat([network(tokens_BT, attention="fast") for tokens_BT in rows])
+def _logits(network: LoopedMoE, samples: Samples) -> Tensor:
+    """On the CPU, (N, T, W); documents that share a row do not see one another."""
+    rows = []
+    for first in range(0, len(samples), 32):
+        ids_BT, start_BT = (
+            torch.from_numpy(array_NT[first : first + 32].astype(np.int64)).to(network.device)
+            for array_NT in (samples.ids_NT, samples.segment_start_NT)
+        )
+        packed_BT = start_BT if bool(start_BT.any()) else None
+        rows.append(network(ids_BT, segment_start_BT=packed_BT, attention="fast").cpu())
+    return torch.cat(rows)

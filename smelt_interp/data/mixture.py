@@ -82,7 +82,7 @@ class TrainingMixture:
             )
             for texts in (*corpora.values(), *own.values())
         )
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._text = [(wanted[domain], Windows(texts, options.context, tokenizer)) for domain, texts in corpora.items()]
 
         self._own = [PackedText(texts, options.context, options.seed, tokenizer) for texts in own.values()]
@@ -93,15 +93,15 @@ class TrainingMixture:
         o = self.options
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([o.seed, step])))
         rows = [
-            *filled_rows(o.dyck_episode, o.context, "episode", o.max_total, generator, self._tokenizer),
-            *filled_rows(o.dyck_standard, o.context, "standard", o.max_total, generator, self._tokenizer),
+            *filled_rows(o.dyck_episode, o.context, "episode", o.max_total, generator, self.tokenizer),
+            *filled_rows(o.dyck_standard, o.context, "standard", o.max_total, generator, self.tokenizer),
         ]
         for num, windows in self._text:
             rows += windows.draw(generator.random(num))
-        rows += backcopy_rows(o.backcopy, o.context, generator, self._tokenizer)
+        rows += backcopy_rows(o.backcopy, o.context, generator, self.tokenizer)
         for texts in self._own:
             rows += texts.rows(step * o.text_rows, o.text_rows)
-        return padded(rows, self._tokenizer)
+        return padded(rows, self.tokenizer)
 
     def order_digest(self, num_steps: int) -> str:
         """The digest of the token order of the first `num_steps` steps."""

@@ -14,10 +14,12 @@ class Progress:
     """What, how many, how fast, time left. The line is rewritten on a terminal; elsewhere, as in a log, a new one is
     written every 30 seconds."""
 
-    def __init__(self, what: str, total: int, unit: str = "") -> None:
+    def __init__(self, what: str, total: int, unit: str = "", begun: int = 0) -> None:
+        """`begun`: how many were done before, which the rate leaves out."""
         self._what = what
         self._total = total
         self._unit = unit
+        self._begun = begun
         self._start = time.monotonic()
         self._said = -SECONDS_BETWEEN_REWRITES if sys.stderr.isatty() else 0.0
 
@@ -29,7 +31,7 @@ class Progress:
             return
         self._said = passed
         line = tqdm.format_meter(
-            done, self._total, passed, prefix=self._what, unit=self._unit, bar_format=_LINE, unit_scale=False
+            done, self._total, passed, prefix=self._what, unit=self._unit, bar_format=_LINE, initial=self._begun
         )
         begin, end = ("\r", "\x1b[K\n" if last else "\x1b[K") if terminal else ("", "\n")
         print(f"{begin}{' '.join(line.split())}{end}", end="", file=sys.stderr, flush=True)

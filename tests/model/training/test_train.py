@@ -1,40 +1,45 @@
-"""Training: an interrupted run that goes on is the run that was never stopped."""
+"""Training: a run that is stopped at any moment and goes on is the run that was never stopped."""
 
+import csv
 import json
 import os
-import re
 import resource
-from collections.abc import Callable
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from model.network import LoopedMoE
 from model.training import train as training
-from model.training.train import METRICS, TrainOptions, train
-from smelt_interp.data import mixture as mixture_module
+from model.training.optimizers import Optimizers
+from model.training.options import TrainOptions
+from model.training.run_folder import locked
+from model.training.schedule import decay_start, rate
+from model.training.state import load_state, states
+from model.training.train import Training, train
 from smelt_interp.data.mixture import MixtureOptions, TrainingMixture
-from smelt_interp.data.text import corpus
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.terminal.command_line import parse
 from tests.support.configs import TINY
 from tests.support.forked import Child
 
 MIXTURE = MixtureOptions(
-    context=64, dyck_episode=2, dyck_standard=1, code=1, prose=1, math=1, backcopy=1, max_total=4, source="excerpts"
+    context=32, dyck_episode=0, dyck_standard=0, code=2, prose=0, math=0, backcopy=1, source="excerpts"
 )
 OPTIONS = TrainOptions(
-    preset="demo-smelt", out=Path("run"), steps=6, warmup=2, save_every=2, evaluate_every=3, mixture=MIXTURE
-)
+    config="small.json", out=Path("run"), steps=6, warmup=2, decay=0.5, save_every=2, keep_every=3, evaluate_every=3,
+    mixture=MIXTURE,
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("small.json").write_text(json.dumps(TINY.to_json()))
 
 
 @pytest.fixture(scope="module")
@@ -43,311 +48,294 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert train(OPTIONS, TINY) == Path("run/checkpoint")
+        Path("small.json").write_text(json.dumps(TINY.to_json()))
+        assert train(OPTIONS) == [Path("run/checkpoint")]
     return folder / "run"
 
 
-def metrics(run: Path) -> list[dict[str, object]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoint" / "model.safetensors")
 
 
-def readme(run: Path) -> list[str]:
-    lines = (run / "checkpoint" / "README.md").read_text().splitlines()
-    return [line for line in lines if not line.startswith("- wall time")]
+def metrics(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open() as file:
+        return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
 
 
-def interrupt(where: object, name: str, when: Callable[..., bool]) -> None:
-    """A run in which Ctrl-C is pressed at the call of `where.name` whose arguments say so."""
-    original = getattr(where, name)
-
-    def call(*args: object, **kwargs: object) -> object:
-        if when(*args):
-            raise KeyboardInterrupt
-        return original(*args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(where, name, call)
-        with pytest.raises(KeyboardInterrupt):
-            train(OPTIONS, TINY)
+def remembered(run: Path, step: int, options: TrainOptions = OPTIONS) -> dict[str, torch.Tensor]:
+    """Everything in a state."""
+    network = LoopedMoE(TINY)
+    tensors = Training(options, network, Optimizers(network, options)).tensors()
+    load_state(states(run)[step], tensors)
+    return tensors
 
 
-STOPS = {
-    "in the first step": (TrainingMixture, "batch", lambda mixture, step: step == 0),
-    "between two states": (TrainingMixture, "batch", lambda mixture, step: step == 5),
-    "after the metrics, before the state": (training, "_save_state", lambda *args: args[-1].step == 6),
-    "before the checkpoint": (training, "_readme", lambda *_: True),
-}
+def check_same(run: Path, other: Path) -> None:
+    for found, expected in ((weights(run), weights(other)), (remembered(run, 6), remembered(other, 6))):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert metrics(run) == metrics(other)
+    texts = [(each / "checkpoint/README.md").read_text().splitlines() for each in (run, other)]
+    assert [line for line in texts[0] if "wall time" not in line] == [
+        line for line in texts[1] if "wall time" not in line
+    ]
 
 
-@pytest.mark.parametrize("where", STOPS)
-def test_a_run_that_was_stopped_goes_on_to_the_same_end(where, whole):
-    interrupt(*STOPS[where])
-    assert not Path("run/checkpoint").exists()
-    with Path("run/metrics.jsonl").open("a") as file:
-        file.write('{"step": 6, "tok')  # a line that was being written
-    train(OPTIONS, TINY)
-    for file in ("state.safetensors", "checkpoint/model.safetensors"):
-        resumed, expected = load_file(Path("run") / file), load_file(whole / file)
-        assert resumed.keys() == expected.keys()
-        assert all(torch.equal(resumed[name], expected[name]) for name in expected)
-    places = []
-    for run in (Path("run"), whole):
-        with safe_open(run / "state.safetensors", framework="pt") as state:
-            places.append({key: value for key, value in state.metadata().items() if key != "seconds"})
-    assert places[0] == places[1]
-    assert metrics(Path("run")) == metrics(whole)
-    assert readme(Path("run")) == readme(whole)
+def killed_at(call: int) -> int:
+    """Train in a child that is killed at the n-th file that it opens for writing, renames or removes in the run's
+    folder. -> how it ended"""
+
+    def work() -> None:
+        left = call
+
+        def audit(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal left
+            if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir") and "run/" in str(arguments[0]):
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(audit)
+        train(OPTIONS)
+
+    return Child(work).wait()[0]
 
 
-def test_a_run_says_what_it_was(whole):
-    run = json.loads((whole / "run.json").read_text())
-    assert run["config"] == TINY.to_json()
-    assert run["options"]["steps"] == 6
-    assert run["options"]["mixture"]["source"] == "excerpts"
-    assert {corpus["domain"] for corpus in run["corpora"]} == {"code", "prose", "math"}
-    assert run["versions"]["torch"] == torch.__version__
-    assert sorted(path.name for path in whole.iterdir()) == [
-        "checkpoint", "metrics.jsonl", "run.json", "state.safetensors",
-    ]  # fmt: skip
+def test_a_run_that_was_killed_at_any_call_goes_on_to_the_same_bits(whole):
+    calls = 3
+    while not Path("run/checkpoint").exists() and killed_at(calls) == -signal.SIGKILL:
+        calls += 15  # later each time, since a run that goes on has less to do
+        assert calls < 200
+    check_same(Path("run"), whole)
 
 
-def test_the_readme_names_the_order_of_the_tokens_and_the_metrics_count_them(whole):
-    digest = TrainingMixture(MIXTURE).order_digest(6)
-    assert f"- token order: `{digest}`" in readme(whole)
-    assert [row["step"] for row in metrics(whole)] == [3, 6]
-    assert [row["tokens"] for row in metrics(whole)] == [3 * 7 * 64, 6 * 7 * 64]
-    assert f"- tokens: {6 * 7 * 64:,} in 6 steps of {7 * 64}" in readme(whole)
+def test_ctrl_c_while_a_state_is_written_is_ctrl_c_and_the_run_goes_on(whole):
+    def work() -> None:
+        pressed = False
+
+        def audit(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal pressed
+            if event == "open" and not pressed and ".state-000000004" in str(arguments[0]):
+                pressed = True
+                raise KeyboardInterrupt
+
+        sys.addaudithook(audit)
+        run_command(lambda: print(train(OPTIONS)))
+
+    assert Child(work).wait() == (130, "interrupted\n")
+    assert [*states(Path("run"))] == [2, 3]
+    assert not list(Path("run").glob(".state-*"))
+    train(OPTIONS)
+    check_same(Path("run"), whole)
 
 
-def test_training_lowers_the_loss_of_what_it_reads(whole):
-    mixture = TrainingMixture(MIXTURE)
-    tokens_BT = torch.from_numpy(mixture.batch(5).ids_NT).long()
-    trained = LoopedMoE.from_pretrained(whole / "checkpoint")
-    with torch.no_grad():
-        assert trained.loss(tokens_BT).next_token < LoopedMoE(TINY).loss(tokens_BT).next_token - 0.1
-
-
-def test_a_folder_of_another_run_is_refused():
-    interrupt(*STOPS["between two states"])
-    before = {path.name: path.read_bytes() for path in Path("run").iterdir()}
-    for other in ({"steps": 7}, {"seed": 1}, {"mixture": replace(MIXTURE, code=2)}):
-        with pytest.raises(UserError, match=r"run\.json must be of a run with the same options; it differs"):
-            train(replace(OPTIONS, **other), TINY)
-    with pytest.raises(UserError, match=r"run\.json must be of a run with the same config; it differs"):
-        train(OPTIONS, replace(TINY, num_visits=3))
-    assert {path.name: path.read_bytes() for path in Path("run").iterdir()} == before
-
-
-def test_a_run_goes_on_in_another_place(whole):
-    interrupt(*STOPS["between two states"])
-    Path("run").rename("moved")
-    assert train(replace(OPTIONS, out=Path("moved")), TINY) == Path("moved/checkpoint")
-    assert readme(Path("moved")) == readme(whole)
-
-
-def test_what_is_damaged_is_named():
-    interrupt(*STOPS["between two states"])
-    Path("run/state.safetensors").write_bytes(b"1234567890")
-    with pytest.raises(UserError, match=r"state.safetensors must be a whole state of this run; "):
-        train(OPTIONS, TINY)
-    Path("run/run.json").write_text("{")
-    with pytest.raises(UserError, match=r"run.json must hold JSON; .*; remove the run to start anew, or choose"):
-        train(OPTIONS, TINY)
-
-
-WAY_OUT = "remove the run to start anew, or choose another --out"
-
-
-@pytest.mark.parametrize(
-    ("file", "data", "rule"),
-    [
-        ("run.json", b"", "must hold JSON; "),
-        ("run.json", b'{"options": {"pre', "must hold JSON; "),
-        ("run.json", b"\xff", "must hold JSON; "),
-        ("run.json", b"[" * 100_000, "must hold JSON; "),
-        ("run.json", b"[]", "must hold one JSON object; got list; "),
-        ("run.json", b"3", "must hold one JSON object; got int; "),
-        ("run.json", b"null", "must hold one JSON object; got NoneType; "),
-        ("metrics.jsonl", b"x\n", "must hold JSON on line 2; "),
-        ("metrics.jsonl", b"{}\n", "must hold an object with a step on line 2; "),
-        ("metrics.jsonl", b"3\n", "must hold an object with a step on line 2; "),
-        ("metrics.jsonl", b'{"step": "a"}\n', "must hold an object with a step on line 2; "),
-        ("metrics.jsonl", b'{"step": "\xff"}\n', "must hold JSON on line 2; "),
-    ],
-)
-def test_a_damaged_file_of_a_run_is_one_line_with_the_way_out(file, data, rule):
-    interrupt(*STOPS["between two states"])
-    path = Path("run", file)
-    path.write_bytes((path.read_bytes() if file == "metrics.jsonl" else b"") + data)
-    before = {path.name: path.read_bytes() for path in Path("run").iterdir()}
-    with pytest.raises(UserError) as refused:
-        train(OPTIONS, TINY)
-    message = str(refused.value)
-    assert message.startswith(f"{path} {rule}")
-    assert message.endswith(f"; {WAY_OUT}")
-    assert "\n" not in message
-    assert {path.name: path.read_bytes() for path in Path("run").iterdir()} == before
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "rule"),
-    [
-        (None, "", "must say the step at which it was written; got ''; "),
-        ("digest", None, "must say the digest at which it was written; got ''; "),
-        ("digest", "0" * 63, "must say the digest at which it was written; got '000"),
-        ("step", "x", "must say the step at which it was written; got 'x'; "),
-        ("step", "-5", "must say the step at which it was written; got '-5'; "),
-        ("step", "7", "must be of one of the 6 steps of the run, after a finite time; got step 7 after "),
-        ("seconds", "nan", "must say the seconds at which it was written; got 'nan'; "),
-        ("seconds", "1e999", "must be of one of the 6 steps of the run, after a finite time; got step"),
-    ],
-)
-def test_a_state_without_its_place_is_one_line(name, value, rule):
-    interrupt(*STOPS["between two states"])
-    path = Path("run/state.safetensors")
-    with safe_open(path, framework="pt") as state:
-        where = state.metadata() if name else None
-    if name:
-        where = {key: text for key, text in (where | {name: value}).items() if text is not None}
-    save_file(load_file(path), path, where)
-    with pytest.raises(UserError, match=re.escape(f"{path} {rule}") + f".*{WAY_OUT}$"):
-        train(OPTIONS, TINY)
-
-
-@pytest.mark.parametrize("kind", ["weight", "step", "exp_avg", "exp_avg_sq"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_state_of_another_shape_or_type_is_one_line(kind, dtype):
-    """A single number would fit everywhere by broadcasting."""
-    interrupt(*STOPS["between two states"])
-    path, name = Path("run/state.safetensors"), f"{kind}/layers.1.ln1.weight"
-    with safe_open(path, framework="pt") as state:
-        where = state.metadata()
-    save_file(load_file(path) | {name: torch.ones(1, dtype=dtype)}, path, where)
-    with pytest.raises(UserError, match=rf"{path}: {name} must be torch.float32 .*; got {dtype} \(1,\); {WAY_OUT}$"):
-        train(OPTIONS, TINY)
-
-
-def test_a_state_without_its_run_is_refused():
-    interrupt(*STOPS["between two states"])
-    Path("run/run.json").unlink()
-    with pytest.raises(
-        UserError, match=rf"run.json must say what the run is that wrote state.safetensors; .*{WAY_OUT}"
+def test_a_folder_is_for_one_training_at_a_time():
+    Path("run").mkdir()
+    with (
+        locked(Path("run")),
+        pytest.raises(UserError, match="by one process at a time; another trains in run: wait, or choose another"),
     ):
-        train(OPTIONS, TINY)
+        train(OPTIONS)
+    assert not Path("run/run.json").exists()
 
 
-@pytest.mark.parametrize("file", ["run.json", "metrics.jsonl", "state.safetensors"])
-def test_a_pipe_in_the_place_of_a_file_is_refused(file):
-    interrupt(*STOPS["between two states"])
-    Path("run", file).unlink(missing_ok=True)
-    os.mkfifo(Path("run", file))
-    with pytest.raises(UserError, match=rf"{file} must be a file of the run; got something else; {WAY_OUT}"):
-        train(OPTIONS, TINY)
-
-
-@pytest.mark.parametrize("room", [10, 4_000, 30_000])
-def test_a_full_disk_is_one_line_and_leaves_no_partial_file(room):
-    """Full at the run's own description, or at its next state, of which the one before stays."""
-    if room > 10:
-        interrupt(*STOPS["between two states"])
-
-    def files() -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in Path().rglob("*") if path.is_file() and path.name != METRICS}
-
-    def train_on_a_full_disk() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-        run_command(lambda: print(train(OPTIONS, TINY)))
-
-    before = files()
-    full = "run/run.json" if room == 10 else "run/state.safetensors"
-    assert Child(train_on_a_full_disk).wait() == (1, f"error: File too large: {full}\n")
-    assert files() == before
-
-
-def test_a_folder_that_cannot_be_made_is_named():
-    Path("run").write_text("")
-    with pytest.raises(UserError, match="the output folder must be writable; got run: File exists"):
-        train(OPTIONS, TINY)
-
-
-def test_the_readme_s_command_is_the_run_s(whole):
-    (line,) = [line for line in readme(whole) if line.startswith("- command: ")]
-    command = re.findall(r"`(.*?)`", line)[-1]
+def test_a_checkpoint_is_titled_by_its_own_config_and_the_command_that_makes_it(whole):
+    lines = (whole / "checkpoint/README.md").read_text().splitlines()
+    assert lines[0] == "# small"
+    (command,) = [line.split("`")[1] for line in lines if line.startswith("- command: ")]
     assert json.loads((whole / "run.json").read_text())["command"] == command
     program, *arguments = command.removeprefix("python -m ").split()
     parsed = parse(TrainOptions, prog=program, description="", args=arguments)
-    assert (program, parsed) == ("model.training.train", replace(OPTIONS, out=Path("runs/demo-smelt")))
+    assert (program, parsed) == ("model.training.train", replace(OPTIONS, out=Path("runs/small")))
 
 
-def test_a_finished_run_is_left_alone(whole, monkeypatch):
-    monkeypatch.chdir(whole.parent)
-    with pytest.raises(UserError, match="a run must not be finished already; run/checkpoint exists"):
-        train(OPTIONS, TINY)
+def test_a_run_keeps_its_last_states_and_those_for_branches_and_says_what_it_read(whole):
+    assert [*states(whole)] == [3, 4, 6]
+    rows = metrics(whole)
+    assert [(row["step"], row["tokens"]) for row in rows] == [("3", "288"), ("6", "576")]
+    assert {"held_out_code", "held_out_backcopy", "balance", "load_6", "residual_variance_6"} <= rows[0].keys()
+    assert all(1 <= float(row[f"load_{step}"]) <= TINY.num_experts for row in rows for step in range(1, 7))
+    digest = TrainingMixture(MIXTURE).order_digest(6)
+    assert f"- token order: `{digest}`" in (whole / "checkpoint/README.md").read_text().splitlines()
 
 
-def test_a_run_that_leaves_the_finite_numbers_stops():
-    with pytest.raises(UserError, match=r"training must stay finite; the gradient of step 0 is (nan|inf); lower"):
-        train(replace(OPTIONS, balance=1e39), TINY)
-    with pytest.raises(UserError, match="hook_router_logits must be finite; got nan"):
-        train(replace(OPTIONS, out=Path("other"), learning_rate=1e18, warmup=0), TINY)
+def test_training_lowers_the_loss_of_what_it_reads(whole):
+    tokens_BT = torch.from_numpy(TrainingMixture(MIXTURE).batch(5).ids_NT).long()
+    with torch.no_grad():
+        after = LoopedMoE.from_pretrained(whole / "checkpoint").loss(tokens_BT).next_token
+        assert after < LoopedMoE(TINY).loss(tokens_BT).next_token - 0.1
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("steps", 0, "steps must be at least 1; got 0"),
-        ("save_every", 0, "save_every must be at least 1; got 0"),
-        ("learning_rate", 0.0, "learning_rate must be above 0 and finite; got 0.0"),
-        ("learning_rate", float("inf"), "learning_rate must be above 0 and finite; got inf"),
-        ("learning_rate", float("nan"), "learning_rate must be above 0 and finite; got nan"),
-        ("clip", 0.0, "clip must be above 0 and finite; got 0.0"),
-        ("clip", -1.0, "clip must be above 0 and finite; got -1.0"),
-        ("clip", float("nan"), "clip must be above 0 and finite; got nan"),
-        ("warmup", -1, "warmup must be 0 or above and finite; got -1"),
-        ("weight_decay", -0.1, "weight_decay must be 0 or above and finite; got -0.1"),
-        ("balance", float("nan"), "balance must be 0 or above and finite; got nan"),
-        ("seed", -1, r"seed must be from 0 to 2\^63 - 1; got -1"),
-        ("seed", 2**70, r"seed must be from 0 to 2\^63 - 1; got 1180591620717411303424"),
-        ("decay", 1.5, "decay must be a share from 0 to 1; got 1.5"),
-    ],
-)
-def test_bad_options_are_named(field, value, message):
-    with pytest.raises(UserError, match=message):
-        replace(OPTIONS, **{field: value})
+@pytest.mark.parametrize("horizon", [6, 7])
+def test_a_branch_is_the_run_of_its_own_number_of_steps(horizon, whole):
+    """Until its decay a branch is the trunk, so it ends where a run of that many steps from the start does."""
+    branches = replace(OPTIONS, steps=100, branch_from=str(whole), horizons=(horizon,), out=Path("branches"))
+    assert train(branches) == [Path("branches") / str(horizon) / "checkpoint"]
+    train(replace(OPTIONS, steps=horizon, keep_every=0, out=Path("alone")))
+    found, expected = weights(Path("branches") / str(horizon)), weights(Path("alone"))
+    assert metrics(Path("branches") / str(horizon))[-1] == metrics(Path("alone"))[-1]
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_the_learning_rate_warms_up_stays_and_decays_to_zero():
+def test_a_branch_of_another_run_names_the_option(whole):
+    branches = replace(OPTIONS, branch_from=str(whole), horizons=(6,), out=Path("branches"))
+    with pytest.raises(UserError, match=r"--learning-rate must be that of the run to branch from, 0\.006; got 0\.1"):
+        train(replace(branches, learning_rate=0.1))
+    with pytest.raises(UserError, match=r"steps must be so few that the decay starts before .*at step 3; got 8, whose"):
+        train(replace(branches, horizons=(8,)))
+    with pytest.raises(UserError, match=r"run must keep a state of step 2 or before, .*: train it with --keep-every"):
+        train(replace(branches, horizons=(4,)))
+
+
+def test_what_differs_from_the_run_that_goes_on_is_named(whole, monkeypatch):
+    Path("run").mkdir()
+    (Path("run") / "run.json").write_bytes((whole / "run.json").read_bytes())
+    with pytest.raises(UserError, match="--seed must stay that of the run, 0; got 1; choose another --out"):
+        train(replace(OPTIONS, seed=1))
+    with pytest.raises(UserError, match=r"--mixture\.code must stay that of the run, 2; got 3"):
+        train(replace(OPTIONS, mixture=replace(MIXTURE, code=3)))
+    Path("small.json").write_text(json.dumps(replace(TINY, num_visits=3).to_json()))
+    with pytest.raises(UserError, match="the config's num_visits must stay that of the run, 2; got 3"):
+        train(OPTIONS)
+    Path("run/run.json").write_text("{")
+    with pytest.raises(UserError, match=r"run\.json must hold JSON; .*; remove the run to start anew, or choose"):
+        train(OPTIONS)
+
+
+def test_texts_of_ones_own_are_packed_and_a_change_of_them_is_told():
+    Path("text").mkdir()
+    for number in range(30):
+        Path("text", f"{number}.txt").write_text(f"Once upon a time there were {number} bears.")
+    options = replace(OPTIONS, text=("text",), rows=4, steps=2, accumulate=2)
+    own = options.read
+    assert (own.text_rows, own.code, own.backcopy) == (4, 0, 0)
+    assert (TrainingMixture(own).batch(0).segment_start_NT > 0).any()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "card", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            train(options)
+    for number in range(10):
+        Path("text", f"{number}.txt").write_text("Another text, which was not there before.")
+    with pytest.raises(UserError, match="the texts of file:text must be those that the run read; they changed"):
+        train(options)
+
+
+def test_parts_of_a_step_add_up_to_its_gradient():
+    """Packed rows, so that the parts have different numbers of targets; no balance, which is no mean over tokens."""
+    Path("text").mkdir()
+    for number in range(12):
+        Path("text", f"{number}.txt").write_text("a b c " * (number + 1))
+    found = []
+    for parts in (1, 3):
+        options = replace(OPTIONS, text=("text",), rows=6, balance=0.0, accumulate=parts)
+        network = LoopedMoE(TINY)
+        numbers = Training(options, network, Optimizers(network, options)).step(
+            0, TrainingMixture(options.read).batch(0)
+        )
+        found.append((numbers["loss"], numbers["gradient_norm"]))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_a_run_that_leaves_the_finite_numbers_says_the_step_and_keeps_the_last_state():
+    with pytest.raises(
+        UserError, match=r"stay finite; step 1: the gradient's norm is (nan|inf), .*no state yet: lower"
+    ):
+        train(replace(OPTIONS, balance=1e38, router_z=1e6, clip=1e30, learning_rate=1e-3))
+    with pytest.raises(
+        UserError, match=r"stay finite; step \d: .* must be finite; got nan.*; .*: lower --learning-rate"
+    ):
+        train(replace(OPTIONS, out=Path("other"), learning_rate=1e18, warmup=0))
+
+
+@pytest.mark.parametrize("room", [10, 4_000])
+def test_a_full_disk_is_one_line_and_leaves_no_partial_state(room):
+    def train_on_a_full_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+        run_command(lambda: print(train(OPTIONS)))
+
+    full = "run/run.json" if room == 10 else "run/state-000000002"
+    code, said = Child(train_on_a_full_disk).wait()
+    assert (code, said.count("\n")) == (1, 1)
+    assert said.startswith("error: ")
+    assert full in said
+    assert sorted(path.name for path in Path("run").iterdir()) == ([".lock"] if room == 10 else [".lock", "run.json"])
+
+
+def test_a_damaged_state_is_named_with_the_way_on(whole):
+    interrupted = {"place.json": b"{}", "__0_0.distcp": b"", ".metadata": b""}
+    for name, data in interrupted.items():
+        copy = Path(name.strip(".") + "-run")
+        for source in whole.rglob("*"):
+            if source.is_file() and "checkpoint" not in source.parts:
+                target = copy / source.relative_to(whole)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(source.read_bytes())
+        (copy / "state-000000006" / name).write_bytes(data)
+        with pytest.raises(UserError, match=r"state-000000006.* must .*remove state-000000006 to go on from the state"):
+            train(replace(OPTIONS, out=copy))
+
+
+def test_muon_takes_each_experts_matrix_by_itself_and_goes_on_to_the_same_bits():
+    options = replace(OPTIONS, optimizer="muon", steps=2, save_every=1, keep_every=1)
+    train(options)
+    after = remembered(Path("run"), 2, options)
+    assert f"momentum_buffer/layers.0.mlp.w_in.{TINY.num_experts - 1}" in after
+    assert "exp_avg/embed.weight" in after
+    for path in sorted(Path("run").rglob("*"), reverse=True):
+        if "checkpoint" in path.parts or "state-000000002" in path.parts:
+            path.rmdir() if path.is_dir() else path.unlink()
+    train(options)
+    again = remembered(Path("run"), 2, options)
+    assert all(torch.equal(again[name], after[name]) for name in after)
+    start = dict(LoopedMoE(TINY).named_parameters())
+    assert all(not torch.equal(after[f"weight/{name}"], start[name]) for name in start)
+
+
+def test_the_learning_rate_warms_up_stays_and_falls_along_a_cosine():
     options = replace(OPTIONS, steps=1000, warmup=10, decay=0.2, learning_rate=1.0)
-    assert [options.rate(step) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
-    assert {options.rate(step) for step in range(9, 801)} == {1.0}
-    assert [options.rate(step) for step in (900, 950, 999)] == [0.5, 0.25, 0.005]
+    assert decay_start(options) == 800
+    assert [rate(options, step) for step in (0, 4, 9)] == [0.1, 0.5, 1.0]
+    assert {rate(options, step) for step in range(9, 801)} == {1.0}
+    assert [rate(options, step) for step in (850, 900, 1000)] == pytest.approx([0.5 + 0.5**1.5, 0.5, 0.0])
 
 
 def test_gains_do_not_decay():
-    matrices, gains = training._optimizer(LoopedMoE(TINY), OPTIONS).param_groups
+    matrices, gains = Optimizers(LoopedMoE(TINY), OPTIONS).adamw.param_groups
     assert (matrices["weight_decay"], gains["weight_decay"]) == (0.1, 0.0)
     assert all(weight.ndim >= 2 for weight in matrices["params"])
     assert len(gains["params"]) == 2 * 4 + 1
 
 
+def test_a_finished_run_is_left_alone(whole, monkeypatch):
+    monkeypatch.chdir(whole.parent)
+    with pytest.raises(UserError, match="a run must not be finished already; run/checkpoint exists"):
+        train(OPTIONS)
+
+
 @pytest.mark.parametrize(
-    ("there", "got"),
+    ("changed", "message"),
     [
-        ([], r"fetched texts must be in .*; got no such folder"),
-        (["math"], "texts of prose must hold a document; got none, .* not whole"),
-        (["prose/readme.md"], "texts of prose must hold a document; got none, .* not whole"),
-        (["prose/08-ruth.txt"], "texts of math must hold a document; got none, .* not whole"),
+        ({"steps": 0}, "steps must be at least 1; got 0"),
+        ({"learning_rate": float("nan")}, "learning_rate must be a number; got nan"),
+        ({"clip": 0.0}, "clip must be above 0; got 0.0"),
+        ({"seed": -1}, "seed must be at least 0; got -1"),
+        ({"decay": 1.5}, "decay must be at most 1; got 1.5"),
+        ({"config": ""}, "one of --preset and --config must be given; got neither"),
+        ({"preset": "demo-smelt"}, "one of --preset and --config must be given; got both demo-smelt and small.json"),
+        ({"config": "", "preset": "demo"}, "preset must be one of .*; got 'demo'"),
+        ({"accumulate": 4}, "accumulate must be at most the 3 rows of a step; got 4"),
+        ({"horizons": (3,)}, "horizons must come with --branch-from"),
+        ({"text": ("a", "b"), "rows": 3}, "rows must be a multiple of the 2 texts; got 3"),
     ],
 )
-def test_texts_that_were_not_fetched_are_asked_for_before_a_folder_is_made(there, got, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(mixture_module, "corpus", corpus.__wrapped__)  # the texts of this machine may be remembered
-    for name in there:
-        path = tmp_path / "cache" / "smelt-interp" / "texts" / name
-        (path.parent if path.suffix else path).mkdir(parents=True)
-        if path.suffix:
-            path.write_text("In the days when the judges ruled " * 20)
-    with pytest.raises(UserError, match=rf"{got}: run `python -m smelt_interp\.data\.fetch"):
-        train(replace(OPTIONS, mixture=replace(MIXTURE, source="fetched")), TINY)
+def test_bad_options_are_named(changed, message):
+    with pytest.raises(UserError, match=message):
+        replace(OPTIONS, **changed)
+
+
+def test_what_does_not_fit_the_network_is_refused_before_a_folder_is_made():
+    with pytest.raises(UserError, match=r"mixture\.context must be at most the network's context of 64 tokens; got 65"):
+        train(replace(OPTIONS, mixture=replace(MIXTURE, context=65)))
+    with pytest.raises(UserError, match="device must be one of this machine; got 'quantum'"):
+        train(replace(OPTIONS, device="quantum"))
     assert not Path("run").exists()
