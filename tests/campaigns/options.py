@@ -32,6 +32,7 @@ LINES = {
     "probes.expert_overlap": TRACES,
     "probes.expert_load": TRACES,
     "probes.residual_updates": TRACES,
+    "probes.ablation": TRACES,
     "probes.dyck_icl": "--ckpt ../tiny --samples 2 --shots 0 1",
     "cache.record": f"{TRACES} --out recorded",
     "cache.info": CAPTURE,
