@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace, device
+from array_api_compat import array_namespace
 from einops import rearrange
 from numpy.typing import NDArray
 from pydantic import Field
@@ -33,6 +33,7 @@ from cache.batch import Batch
 from probes.running import command
 from probes.running.probe import Result, answer
 from probes.statistics.arrays import Floats, Mask, is_token, like, query_heads, ratio, recorded_steps, site
+from probes.statistics.attention import Keys, at_start, by_position, entropy, seen_total, share
 from probes.statistics.grid import HEADS, STEPS, At, Grid, Place
 from probes.statistics.quantities import Quantity, no_note
 from probes.statistics.sums import Reduced, Sums, Totals
@@ -57,8 +58,6 @@ MASSES = tuple(f"{part} mass" for part in PARTS)
 QUANTITIES = (*MASSES, "null mass", "entropy (nats)", "value-weighted start mass")
 WEIGHTED_UNIFORM = len(QUANTITIES)
 """Where the sums hold what uniform attention would give for the last quantity."""
-ENTROPY_ROWS = 32
-"""Queries whose logarithms are taken together: few fit a processor's cache, and see no later keys."""
 COLOURS = ("#4059ad", "#97d8c4", "#f4b942", "#8d99ae")
 """Of PARTS."""
 
@@ -108,30 +107,6 @@ def result(sums: Sums[Grid, Options]) -> Result:
 
 
 # Which queries, keys, steps and heads
-
-
-class Keys(NamedTuple):
-    """Which queries are averaged, and what the keys are that each can see: 1 where it holds, 0 elsewhere."""
-
-    averaged_BT: Floats
-    token_BT: Floats
-    seen_BTS: Floats
-    """Keys of the query's own segment; up to itself where attention is causal."""
-    content_BS: Floats
-    apart_BT: Floats
-    """Whether a query is not its segment's start, whose mass on itself is start mass."""
-    start_BT: NDArray[np.integer]
-    """s(t)."""
-    packed: bool
-    """Whether any segment starts after the first position."""
-    causal: bool
-
-    def moved(self, x: Floats) -> "Keys":
-        """The same where `x` is, and of its type."""
-        masks = (self.averaged_BT, self.token_BT, self.seen_BTS, self.content_BS, self.apart_BT)
-        start_BT = array_namespace(x).asarray(self.start_BT, device=device(x))
-        averaged_BT, token_BT, seen_BTS, content_BS, apart_BT = (like(mask, x) for mask in masks)
-        return Keys(averaged_BT, token_BT, seen_BTS, content_BS, apart_BT, start_BT, self.packed, self.causal)
 
 
 def keys(samples: Samples, options: Options, causal: bool) -> Keys:
@@ -233,50 +208,6 @@ def attention_step(pattern_BQTS: Floats, norm_BQS: Floats, found: Keys) -> Step:
     return Step(xp.stack(masses_BQ, axis=-1), key_BQS, null_Q)
 
 
-def at_start(x_BQTS: Floats, found: Keys) -> Floats:
-    """The entry of each query's segment start; an axis Q or T of length one stands for all. -> (B, Q, T)"""
-    if not found.packed:
-        return x_BQTS[..., 0]
-    xp = array_namespace(x_BQTS)
-    rows_BQTS = xp.broadcast_to(x_BQTS, (*x_BQTS.shape[:2], found.start_BT.shape[1], x_BQTS.shape[3]))
-    index_BQT1 = xp.broadcast_to(found.start_BT[:, None, :, None], (*rows_BQTS.shape[:3], 1))
-    entries: Floats = xp.take_along_axis(rows_BQTS, index_BQT1, axis=-1)[..., 0]
-    return entries
-
-
-def seen_total(x_BQS: Floats, found: Keys) -> Floats:
-    """Numbers of keys, summed over those that each query can see. -> (B, Q, T)"""
-    xp = array_namespace(x_BQS)
-    if not found.causal:
-        total_BQT: Floats = x_BQS @ found.seen_BTS.mT
-        return total_BQT
-    running_BQT: Floats = xp.cumulative_sum(x_BQS, axis=-1)
-    if not found.packed:
-        return running_BQT
-    return running_BQT - at_start((running_BQT - x_BQS)[:, :, None], found)
-
-
-def share(part: Floats, whole: Floats) -> Floats:
-    """part / whole, 0 where the whole is 0."""
-    xp = array_namespace(whole)
-    quotient: Floats = part / xp.where(whole > 0, whole, xp.ones_like(whole))
-    return quotient
-
-
-def entropy(pattern_BQTS: Floats, causal: bool) -> Floats:
-    """Entropy of each query's attention, in nats. -> (B, Q, T)"""
-    xp, length = array_namespace(pattern_BQTS), pattern_BQTS.shape[2]
-    # Masses below it count for nothing, and the logarithm of a denormal number takes ten times as long.
-    tiny = xp.asarray(1e-30, dtype=pattern_BQTS.dtype, device=device(pattern_BQTS))
-    found = []
-    for first in range(0, length, ENTROPY_ROWS):
-        stop = first + ENTROPY_ROWS
-        rows_BQTS = pattern_BQTS[:, :, first:stop, : stop if causal else length]  # later keys are 0
-        found.append(-xp.sum(xp.log(xp.maximum(rows_BQTS, tiny)) * rows_BQTS, axis=-1))
-    whole: Floats = xp.concat(found, axis=-1)
-    return whole
-
-
 def uniform_masses(found: Keys) -> NDArray[np.float64]:
     """What uniform attention gives each of PARTS, then its entropy, by query. -> (B, T, 5)"""
     seen_BT = np.maximum(found.seen_BTS.sum(-1), 1)
@@ -285,16 +216,6 @@ def uniform_masses(found: Keys) -> NDArray[np.float64]:
     other_BT = seen_BT - 1 - found.apart_BT - content_BT
     shares = [keys_BT / seen_BT for keys_BT in (np.ones(seen_BT.shape), found.apart_BT, content_BT, other_BT)]
     return np.stack([*shares, np.log(seen_BT)], -1)
-
-
-def by_position(key_BQS: Floats, found: Keys) -> Floats:
-    """Numbers of keys by their position in their segment, whichever segment that is. -> (B, Q, positions)"""
-    if not found.packed:
-        return key_BQS
-    position_S = np.arange(found.start_BT.shape[1])
-    moves_BSP = (position_S - found.start_BT)[..., None] == position_S
-    moved: Floats = key_BQS @ like(moves_BSP, key_BQS)
-    return moved
 
 
 # Sums
