@@ -17,7 +17,9 @@ from app.views.probe import probe_page
 from app.views.runs import runs_page
 from app.views.scaling import scaling_page
 from app.views.serving import serving_page
+from app.widgets.address import show_mistakes
 from app.widgets.capture_folder import choose_capture, name_a_capture
+from app.widgets.history import keep_history
 from probes.running import catalog
 from smelt_interp.errors import UserError
 from smelt_interp.terminal.threads import limit_threads
@@ -32,6 +34,8 @@ def captures_folder(arguments: Sequence[str]) -> Path:
             return Path("captures")
         case ["--captures", folder]:
             return Path(folder)
+        case [word] if word.startswith("--captures=") and word != "--captures=":
+            return Path(word.removeprefix("--captures="))
         case given:
             raise UserError(f"what follows `--` must be `--captures DIR`; got {' '.join(given)}")
 
@@ -49,10 +53,12 @@ def main() -> None:
 
     def page(show: Callable[[Path], None], name: str, title: str) -> st.Page:
         # No icon: a page's icon is also its browser symbol, which would come from a font server.
-        return st.Page(partial(show, folder), title=title, url_path=name, default=name == "runs")
+        return st.Page(partial(show, folder), title=title, url_path=name, default=name == "")
 
     probes = {name: page(partial(probe_page, name), name, catalog.load(name).TITLE) for name in catalog.NAMES}
-    runs = page(partial(runs_page, probes), "runs", "Runs")
+    runs = page(partial(runs_page, probes), "", "Runs")
+    # The first page's own address is the root; a link may also say its name.
+    named_runs = st.Page(partial(_go_to, runs), title="Runs", url_path="runs", visibility="hidden")
     attention = page(attention_page, "attention", "Attention, both visits")
     numbers = [
         st.Page(budget_page, title="Budget calculator", url_path="budget"),
@@ -60,16 +66,24 @@ def main() -> None:
         st.Page(scaling_page, title="Scaling", url_path="scaling"),
         st.Page(serving_page, title="Serving", url_path="serving"),
     ]
-    pages = {"": [runs], "Look": [attention], "Measure": list(probes.values()), "Numbers": numbers}
+    pages = {"": [runs, named_runs], "Look": [attention], "Measure": list(probes.values()), "Numbers": numbers}
     chosen = st.navigation(pages, expanded=True)  # otherwise links beyond the tenth are hidden
-    if chosen not in numbers:
+    if chosen not in (*numbers, named_runs):
         try:
             name_a_capture(chosen, folder)
             choose_capture(folder)
         except UserError as error:
             st.error(str(error))
             return
+    keep_history()
+    mistakes = st.container()
     chosen.run()
+    with mistakes:
+        show_mistakes()
+
+
+def _go_to(page: st.Page) -> None:
+    st.switch_page(page, query_params=st.query_params.to_dict())
 
 
 main()

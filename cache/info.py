@@ -7,33 +7,39 @@ from typing import Annotated
 
 import tyro
 
+from cache.manifest import Manifest
 from cache.shard import open_shard
 from cache.store import Capture
 from smelt_interp.errors import run_command
 from smelt_interp.plan import label
+from smelt_interp.sites import SITES
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.tables import Cell, Table, compact, print_table
 
 
-def site_rows(capture: Capture) -> list[list[Cell]]:
-    """One row a site: suffix, axes lengths by sample, storage type, steps, heads, bytes on the disk."""
-    manifest = capture.manifest
-    sizes: Counter[str] = Counter()
-    for shard in manifest.shards:
-        with open_shard(capture.path, shard, manifest) as file:
-            sizes.update({suffix: file[suffix].id.get_storage_size() for suffix in manifest.sites})
+def described_sites(manifest: Manifest) -> list[list[Cell]]:
+    """One row a site, from the manifest alone: suffix, axes lengths by sample, storage type, steps, heads."""
     layouts = manifest.layouts(manifest.shards[0])
     return [
         [
             suffix,
             " x ".join(map(str, layouts[suffix].shape[2:])),
             site.stored + ("" if layouts[suffix].compression == "none" else f", {layouts[suffix].compression}"),
-            f"{len(site.kept.steps)} of {len(capture.architecture.steps)}",
+            f"{len(site.kept.steps)} of {len(manifest.architecture.steps)}",
             ", ".join(str(head + 1) for head in site.kept.heads) or "-",
-            compact(sizes[suffix]) + "B",
         ]
-        for suffix, site in ((suffix, manifest.sites[suffix]) for suffix in capture.sites)
+        for suffix, site in ((suffix, manifest.sites[suffix]) for suffix in SITES if suffix in manifest.sites)
     ]
+
+
+def site_rows(capture: Capture) -> list[list[Cell]]:
+    """The same with what each takes on the disk."""
+    manifest = capture.manifest
+    sizes: Counter[str] = Counter()
+    for shard in manifest.shards:
+        with open_shard(capture.path, shard, manifest) as file:
+            sizes.update({suffix: file[suffix].id.get_storage_size() for suffix in manifest.sites})
+    return [[*row, compact(sizes[str(row[0])]) + "B"] for row in described_sites(manifest)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

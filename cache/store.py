@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import h5py
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cache.batch import Batch, SiteKey
 from cache.layout import decode
-from cache.manifest import MANIFEST, REQUEST, Manifest, Shard, read_json
+from cache.manifest import MANIFEST, MOST_SAMPLES, REQUEST, Manifest, Shard, read_json
 from cache.selection import Kept, check_batch_size, head_axis
 from cache.shard import check_tokens, open_shard, read_tokens
 from smelt_interp.architecture import Architecture
@@ -123,6 +123,13 @@ class Capture:
         samples, _ = self._tokens(shard, some)
         return samples.text.data.tobytes().decode(errors="replace")
 
+    def check_shards(self) -> None:
+        """Raise UserError for a shard that was changed, replaced or lost; the digest of each is taken once a process
+        and file."""
+        for shard in self.manifest.shards:
+            with self._file(shard):
+                pass
+
     @contextmanager
     def _file(self, shard: Shard) -> Iterator[h5py.File]:
         with open_shard(self.path, shard, self.manifest) as file:
@@ -196,6 +203,37 @@ def is_unfinished(folder: Path) -> bool:
     return (folder / REQUEST).is_file() and not is_capture(folder)
 
 
+class Unfinished(NamedTuple):
+    """A recording that was begun: what it has, of how much, and how to go on."""
+
+    samples: int
+    """Those of its finished shards."""
+    num_samples: int
+    """All that were asked for; 0 where the request does not say."""
+    command: str
+    """What goes on with it; empty where the request does not say."""
+
+    @property
+    def share(self) -> float:
+        """Of all samples."""
+        return min(self.samples / self.num_samples, 1.0) if self.num_samples else 0.0
+
+
+def unfinished(folder: Path) -> Unfinished:
+    """How far a recording is. Raises UserError when its request cannot be read."""
+    values = read_json(folder / REQUEST, "a request")
+    command, request = values.get("command"), values.get("request")
+    asked = request.get("samples") if isinstance(request, dict) else None
+    number = asked.get("number") if isinstance(asked, dict) else None
+    ends = [path.stem.split("-") for path in folder.glob("[0-9]*-[0-9]*.h5")]
+    done = sum(int(last) - int(first) + 1 for first, last in ends if first.isdigit() and last.isdigit())
+    return Unfinished(
+        samples=done,
+        num_samples=number if isinstance(number, int) and 0 < number <= MOST_SAMPLES else 0,
+        command=command if isinstance(command, str) and command.isprintable() else "",
+    )
+
+
 def _check_finished(folder: Path) -> None:
     """Raise UserError that says what a folder without a manifest is, and how to go on."""
     try:
@@ -206,19 +244,17 @@ def _check_finished(folder: Path) -> None:
                 f"a capture must be a folder of shards; got the file {folder}: version 1, one .h5 file, is read by "
                 "the release that wrote it: record it again"
             )
-        unfinished = is_unfinished(folder)
+        begun = is_unfinished(folder)
     except UserError:
         raise
     except (OSError, ValueError) as error:  # a name that no file can have
         raise UserError(f"a capture must be a folder that can be read; got {folder}: {error}") from None
-    if not unfinished:
+    if not begun:
         raise UserError(f"a capture must be a folder with a {MANIFEST}; got {folder}")
     try:
-        command = read_json(folder / REQUEST, "a request")["command"]
-    except (UserError, KeyError):
-        command = ""
+        found = unfinished(folder)
+    except UserError:
+        found = Unfinished(0, 0, "")
     num_shards = len(list(folder.glob("[0-9]*.h5")))
-    way_out = "run the command that records it again"
-    if isinstance(command, str) and command.isprintable() and command:
-        way_out = f"go on with: {command}"
+    way_out = f"go on with: {found.command}" if found.command else "run the command that records it again"
     raise UserError(f"a capture must be finished; got {folder} with {num_shards} finished shards: {way_out}")

@@ -27,11 +27,11 @@ from probes.running.command import (
     Run,
     as_json,
     describe,
-    keep_result,
     measure_set,
 )
 from probes.running.probe import Probe, refusal
 from probes.running.source import Source, Subject, open_subjects, sample_sets
+from probes.running.stored import keep_result
 from probes.statistics.grid import Cell
 from probes.statistics.quantities import NULL_PREFIX, OTHER_PREFIX, Record
 from smelt_interp.architecture import Architecture
@@ -124,7 +124,7 @@ def measure_group(group: Group, captures: Sequence[Path]) -> tuple[dict[str, Mea
         asked = Run(source=source, data=probe.DATA, measure=options, output=Output())
         line = shlex.join(["python", "-m", f"probes.{name}", *map(str, words)])
         document = describe(asked, [measured[name]], line)
-        keep_result(captures[0], document, measured[name], report.json_text(document))
+        keep_result(captures[0], document, report.json_text(document))
     return measured, [f"{name}: {reason}" for name, reason in refused.items() if reason]
 
 

@@ -12,6 +12,7 @@ from smelt_interp.errors import UserError
 from smelt_interp.plan import Step
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from plotly.graph_objects import Figure
 
 PATTERN = "attn.hook_pattern"
@@ -97,13 +98,35 @@ def read_patterns(
     return {visit: capture.read(PATTERN, step, row, head)[0] for visit, step in steps.items()}
 
 
-def attention_figure(
+def attention_frame(
     patterns: Mapping[int, NDArray[np.generic]], samples: Samples, sample: int, *, causal: bool = True
+) -> "DataFrame":
+    """A row for each query and each key that it can see, from 1, with their tokens: attention on every visit, and the
+    share that uniform attention would give."""
+    from pandas import DataFrame
+
+    row = samples.rows(slice(sample, sample + 1))
+    length = int(row.length_N[0])
+    shown = {
+        visit: visible(pattern_TS[:length, :length], row.segment_start_NT[0, :length], causal=causal)
+        for visit, pattern_TS in sorted(patterns.items())
+    }
+    seen_TS = ~np.isnan(next(iter(shown.values())))
+    query_N, key_N = np.nonzero(seen_TS)
+    labels = np.array(row.labels(0)[:length], dtype=object)
+    columns = {"query": query_N + 1, "key": key_N + 1, "query token": labels[query_N], "key token": labels[key_N]}
+    columns |= {f"visit {visit + 1}": values_TS[seen_TS] for visit, values_TS in shown.items()}
+    return DataFrame(columns | {"uniform": (1 / seen_TS.sum(1))[query_N]})
+
+
+def attention_figure(
+    patterns: Mapping[int, NDArray[np.generic]], samples: Samples, sample: int, *, causal: bool = True, where: str = ""
 ) -> "Figure":
     """One map a visit, side by side; with two visits a third one, the later minus the earlier.
 
     patterns: one or two visits, each with the (T, S) matrix of one head on the sample of that number; both count from
-    0. Axes are the sample's tokens without padding, coloured by role; zooming into one map zooms into all.
+    0. Axes are the sample's tokens without padding, coloured by role; zooming into one map zooms into all. The pointer
+    reads `where` (layer and head), both tokens, the share of attention on every visit, and a uniform one.
     """
     if not 1 <= len(patterns) <= 2:
         raise UserError(f"visits to draw must be one or two; got {len(patterns)}")
@@ -113,6 +136,11 @@ def attention_figure(
     start_T = row.segment_start_NT[0, :length]
     maps = [visible(patterns[visit][:length, :length], start_T, causal=causal) for visit in visits]
     titles = [f"visit {visit + 1}" for visit in visits]
+    seen_TS = ~np.isnan(maps[0])
+    uniform_TS = np.broadcast_to(1 / seen_TS.sum(1, keepdims=True), seen_TS.shape)
+    readings_TSV = np.stack([*maps, uniform_TS], axis=-1).astype(np.float32)
+    lines = [f"{title} <b>%{{customdata[{at}]:.4f}}</b>" for at, title in enumerate([*titles, "uniform"])]
+    hover = "<br>".join([where, "query %{y}, key %{x}", "share of the query's attention:", *lines]).removeprefix("<br>")
     hues: list[Scale] = [[[at, _mixed(VISIT_COLOURS[i], depth)] for at, depth in _DEPTHS] for i in range(len(visits))]
     lowest = [0.0] * len(visits)
     if len(visits) == 2:
@@ -120,7 +148,13 @@ def attention_figure(
         titles.append(f"visit {visits[1] + 1} − visit {visits[0] + 1}")
         hues.append(_diverging(*VISIT_COLOURS))
         lowest.append(-1.0)
-    return _drawn(maps, titles, hues, lowest, axis_names(row), row.role_NT[0, :length])
+    figure = _drawn(maps, titles, hues, lowest, axis_names(row), row.role_NT[0, :length])
+    figure.update_traces(
+        customdata=readings_TSV,
+        hovertemplate=hover + "<extra>%{fullData.name} %{z:.4f}</extra>",
+        selector={"type": "heatmap"},
+    )
+    return figure
 
 
 def axis_names(samples: Samples) -> list[str]:
@@ -153,7 +187,6 @@ def _drawn(
         figure.add_trace(
             Heatmap(
                 z=values_TS, x=names, y=names, zmin=low, zmax=1, colorscale=hue, hoverongaps=False, name=title,
-                hovertemplate="query %{y}<br>key %{x}<br>" + title + " <b>%{z:.4f}</b><extra></extra>",
                 colorbar={
                     "orientation": "h", "thickness": 8, "y": 1.0, "yanchor": "bottom",
                     "x": width * (column - 0.5) / count, "len": width * 0.8 / count,

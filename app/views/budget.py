@@ -1,12 +1,14 @@
 """The budget calculator: one network's knobs against the Baseline's three budgets, and what its costs are made of."""
 
 from dataclasses import replace
+from functools import partial
 
 import streamlit as st
 
 from app.figures.numbers import split_figure
-from app.widgets.numbers import choose_networks, show_command, show_table
-from app.widgets.options import choose_values, label_of, option_help, option_words
+from app.widgets.address import check_address
+from app.widgets.numbers import choose_networks, metric_row, show_command, show_table
+from app.widgets.options import choose_values, label_of, option_help, option_words, parse_option
 from smelt_interp.config import ModelConfig
 from smelt_interp.costs.budget import PAPER_TOLERANCE, BudgetOptions, Comparison, Mismatch, checks, compare
 from smelt_interp.costs.knobs import Knobs, changes, knob_ranges, own_values
@@ -25,8 +27,8 @@ def budget_page() -> None:
     )
     page = st.container()
     with st.sidebar:
-        pair, config = choose_networks()
         try:
+            pair, config = choose_networks()
             networks = BudgetOptions(pair=pair, config=config).networks()
             knobs = _choose_knobs(networks[0].config)
             attended = choose_values(BudgetOptions, ["attended_tokens"])
@@ -53,20 +55,35 @@ def _choose_knobs(config: ModelConfig) -> Knobs:
     st.button("Back to its own values", on_click=st.session_state.update, args=(own,), width="stretch")
     values: dict[str, int | float] = {}
     for name, several in ranges.items():
+        check_address(name, partial(_check, name, several), int(own[name]))
         values[name] = st.slider(
             label_of(name), several.start, several[-1], int(own[name]), several.step,
             key=name, help=texts[name], bind="query-params",
         )  # fmt: skip
+    check_address("span", partial(_check_span, "span"), f"{own['span']:g}")
     values["span"] = st.slider(
         "Span", 0.0, 1.0, float(own["span"]), SPAN_STEP, key="span", help=texts["span"], bind="query-params"
     )
     return replace(changes(config, values), **choose_values(Knobs, ["layers"]))  # type: ignore[arg-type]  # by name
 
 
+def _check(name: str, several: range, text: str) -> None:
+    value = parse_option(name, text, int)
+    if value not in several:
+        raise UserError(f"{name} must be {several.start} to {several[-1]}, in steps of {several.step}; got {value}")
+
+
+def _check_span(name: str, text: str) -> None:
+    value = parse_option(name, text, float)
+    if not isinstance(value, float) or not 0 <= value <= 1:
+        raise UserError(f"{name} must be 0 to 1; got {text}")
+
+
 def _show_mismatch(found: Mismatch) -> None:
-    for column, check in zip(st.columns(3), checks(found, PAPER_TOLERANCE), strict=True):
+    row = metric_row()
+    for check in checks(found, PAPER_TOLERANCE):
         says = "within" if check.within else "NOT within"
-        column.metric(
+        row.metric(
             f"{check.name[:1].upper()}{check.name[1:]} against the Baseline", percent(check.value),
             f"{says} the paper's {check.allowed:.1%}", delta_arrow="off",
             delta_color="green" if check.within else "red", border=True,

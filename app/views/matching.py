@@ -2,12 +2,13 @@
 
 import streamlit as st
 
-from app.widgets.numbers import DEFAULT_PAIR, show_command, show_table
+from app.widgets.address import check_address
+from app.widgets.numbers import DEFAULT_PAIR, below_root, show_command, show_table
 from app.widgets.options import choose_values, option_words
 from smelt_interp.config import ModelConfig
 from smelt_interp.costs.matching import Matching, MatchingOptions, report, search, shape_text, table
 from smelt_interp.costs.presets import PAIRS
-from smelt_interp.errors import UserError
+from smelt_interp.errors import UserError, shown
 
 ASKED = ("visits", "span", "layers", "depth", "kv_heads", "query_heads", "sparsity", "count")
 FINER = (
@@ -25,22 +26,21 @@ def matching_page() -> None:
         "network is narrower, and the parameters that this frees come back as experts."
     )
     page = st.container()
-    with st.sidebar.form("request", border=False):
+    with st.sidebar:
+        check_address("baseline", _check_baseline, DEFAULT_PAIR)
         baseline = st.selectbox(
             "Baseline", list(PAIRS), list(PAIRS).index(DEFAULT_PAIR), key="baseline", bind="query-params",
             accept_new_options=True, help="A named pair whose Baseline it is, or a config file (JSON).",
         )  # fmt: skip
-        options: MatchingOptions | None = None
         try:
+            _check_baseline(baseline)
             asked = choose_values(MatchingOptions, ASKED)
             with st.expander("Multiples and tolerances"):
                 finer = choose_values(MatchingOptions, FINER)
             options = MatchingOptions(baseline=baseline, **asked, **finer)  # type: ignore[arg-type]  # a form: values by name
         except UserError as error:
             page.error(str(error))
-        st.form_submit_button("Find", type="primary", width="stretch")
-    if options is None:
-        return
+            return
     try:
         config = options.network()[0]
         found = _found(options, config)
@@ -56,6 +56,14 @@ def matching_page() -> None:
     else:
         st.markdown(f"**The next best fails:** {shape_text(found.next_best.config)}: {found.next_best_fails}.")
     show_command("matching", option_words(options), report(found))
+
+
+def _check_baseline(name: str) -> None:
+    """Raise UserError unless it is a named pair, or a config file where pages may read."""
+    if name not in PAIRS:
+        if not name.endswith(".json"):
+            raise UserError(f"baseline must be one of {', '.join(PAIRS)} or a config file (.json); got {shown(name)}")
+        below_root(name)
 
 
 @st.cache_data(max_entries=64, show_spinner="Counting networks …", show_time=True)

@@ -1,21 +1,25 @@
-"""One probe on one capture: its question, options, table, figure, rows, files, and the command that gives the same."""
+"""One probe on one capture: its question, options, figures, table, rows, files, and the command that gives the same."""
 
 import inspect
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import streamlit as st
 from pandas import DataFrame, Series
 
+from app.widgets.address import check_each_of
 from app.widgets.capture_folder import chosen_capture, other_capture_names
 from app.widgets.options import choose_options, option_words
 from cache.store import Capture
-from probes.running import catalog, command, report
+from probes.running import catalog, command, exports, report
+from probes.running.comparison import comparison_figure
+from probes.running.probe import Probe, refusal
 from probes.running.source import Source
+from probes.running.stored import stored_result
+from probes.statistics.quantities import Record, as_table
 from smelt_interp.errors import UserError
-from smelt_interp.terminal.tables import Table
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -24,19 +28,8 @@ WIDTHS = {
     name: st.column_config.TextColumn(width=width)
     for name, width in (("quantity", 180), ("value [95%]", 185), ("note", 130))
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """One set of samples of a capture, measured: what is shown of it."""
-
-    data: str
-    table: Table
-    """The headline, as the terminal shows it."""
-    frame: DataFrame
-    """Every row."""
-    figures: "dict[str, dict[str, Figure]]"
-    """For each network its figures by name, the capture's own first."""
+Document = dict[str, object]
+"""A result as `command.describe` writes it: what a page shows is made of it, whether measured now or kept."""
 
 
 def probe_page(name: str, folder: Path) -> None:
@@ -51,80 +44,142 @@ def probe_page(name: str, folder: Path) -> None:
     if capture is None:
         return
     page = st.container()
-    with st.sidebar.form("options", border=False):
+    with st.sidebar:
+        known = other_capture_names(folder, capture)
+        check_each_of("against", known)
         others = st.multiselect(
-            "Beside", other_capture_names(folder, capture), key="against", bind="query-params",
+            "Beside", known, known, key="against", bind="query-params",
             help="Captures of the same samples from other networks: its Baseline, the same network untrained.",
         )  # fmt: skip
-        options: object = None
         try:
             options = choose_options(probe.Options)
         except UserError as error:
             page.error(str(error))
-        st.form_submit_button("Measure", type="primary", width="stretch")
-    if options is None:
-        return
-    against = [folder / other for other in others]
-    words = ["--capture", str(capture.path), *(["--against", *map(str, against)] if against else [])]
-    line = shlex.join(["python", "-m", f"probes.{name}", *words, *option_words(options)])
-    source = Source(capture=capture.path, against=tuple(against))
-    asked = command.Run(source=source, data=probe.DATA, measure=options, output=command.Output())
+            return
+    captures = [capture, *(Capture(folder / other) for other in others)]
     try:
-        digests = (capture.digest, *(Capture(path).digest for path in against))
-        document, answers, remarks = _measured(name, line, digests, asked)
+        _show_answer(name, probe, captures, options)
     except UserError as error:
         st.error(str(error))
-        return
-    for answer in answers:
-        _show(name, answer)
-    st.caption("  \n".join(remarks))
+
+
+def _show_answer(name: str, probe: Probe, captures: list[Capture], options: object) -> None:
+    """What is kept of this question, or what is measured now. Raises UserError for captures that cannot be measured."""
+    for each in captures:
+        each.check_shards()  # a shard that was replaced has other numbers than those kept
+    capture, *others = captures
+    against = [str(other.path) for other in others]
+    words = ["--capture", str(capture.path), *(["--against", *against] if against else [])]
+    line = shlex.join(["python", "-m", f"probes.{name}", *words, *option_words(options)])
+    source = Source(capture=capture.path, against=tuple(other.path for other in others))
+    asked = command.Run(source=source, data=probe.DATA, measure=options, output=command.Output())
+    able = [each for each in captures if not refusal(probe.needs(each.architecture), each.architecture)]
+    stored = stored_result(capture.path, name, command.plain_options(options), [each.digest for each in able])
+    figures: dict[tuple[str, str], dict[str, Figure]] = {}
+    draw = st.session_state.get(f"draw {line}", False)
+    if stored is None or draw:
+        stored, figures = _measured(name, line, tuple(each.digest for each in captures), asked)
+    for result in cast("list[Document]", stored["results"]):
+        _show_result(stored, result, figures, line)
+    if not figures:
+        st.button(
+            "Draw the probe's own figures", key=f"ask {line}", on_click=st.session_state.update,
+            args=({f"draw {line}": True},), help="The numbers were measured before and kept; this measures again.",
+        )  # fmt: skip
+    st.caption("  \n".join(command.remarks(stored)))
     st.subheader("The same on the command line")
     st.code(line, language="bash", wrap_lines=True)
-    st.download_button("Result as JSON", document, f"{name}.json", "application/json", on_click="ignore")
+    st.download_button(
+        "Result as JSON", report.json_text(stored | {"command": line}),
+        exports.file_name(name, capture.path.name, capture.digest[:12], suffix="json"), "application/json",
+        on_click="ignore", key="json",
+    )  # fmt: skip
 
 
 @st.cache_data(max_entries=64, show_spinner="Measuring …", show_time=True)
 def _measured(
     name: str, line: str, digests: tuple[str, ...], _asked: command.Run[object]
-) -> tuple[str, list[Answer], list[str]]:
-    """The result as JSON text, what is shown of it, and remarks. `line` and `digests` say all that it depends on."""
-    probe = catalog.load(name)
-    measured = command.measure_all(name, probe, _asked)
-    answers = []
-    for each in measured:
-        results = zip(each.subjects, each.results, strict=True)
-        figures = {subject.name: result.figures for subject, result in results}
-        for drawn in (figure for of_network in figures.values() for figure in of_network.values()):
-            drawn.update_layout(title_text="", margin_t=50)  # the page has a title
-        answers.append(Answer(data=each.data.name, table=each.readable(), frame=each.table(), figures=figures))
-    document = report.json_text(command.describe(_asked, measured, line))
-    return document, answers, command.remarks(_asked, measured)
+) -> "tuple[Document, dict[tuple[str, str], dict[str, Figure]]]":
+    """The result and the probe's own figures. `line` and `digests` say all that they depend on."""
+    measured = command.measure_all(name, catalog.load(name), _asked)
+    figures = {
+        (each.data.name, subject.name): result.figures
+        for each in measured
+        for subject, result in zip(each.subjects, each.results, strict=True)
+    }
+    for drawn in (figure for of_network in figures.values() for figure in of_network.values()):
+        drawn.update_layout(title_text="", margin_t=50)  # the page has a title
+    return command.describe(_asked, measured, line), figures
 
 
-def _show(name: str, answer: Answer) -> None:
-    title, _, facts = answer.table.title.partition("; ")
-    st.subheader(title.partition(": ")[2])
-    places = [st.container()] if len(answer.figures) == 1 else st.tabs(list(answer.figures))
-    for place, (network, figures) in zip(places, answer.figures.items(), strict=True):
-        for words, figure in figures.items():
-            if figure.data:  # a comparison of visits draws nothing on a Baseline, as its table says
-                place.plotly_chart(figure, key=f"figure {answer.data} {network} {words}")
-    if facts:
-        st.caption(f"In every row: {facts}")
+def _show_result(
+    document: Document, result: Document, own: "Mapping[tuple[str, str], dict[str, Figure]]", line: str
+) -> None:
+    """One set of samples: every network on common axes, the headline, all rows, the probe's own figures, files."""
+    name, data = str(document["probe"]), str(result["data"])
+    networks = [str(network["name"]) for network in cast("list[Document]", document["networks"])]
+    rows = cast("list[Record]", result["rows"])
+    called = report.short_names(networks[0], networks[1:])
+    counted = f"{result['documents']} documents, {result['tokens']} tokens"
+    table = report.readable(rows, "", called, "headline", cast("list[str]", result["notes"]))
+    facts = exports.result_facts(document | {"command": line}) | {"data": data}
+    stem = (name, networks[0], data)
+    st.subheader(f"{networks[0]} on {data} ({counted})")
+    figures: list[Figure] = []
+    compared = comparison_figure(rows, networks[0], called)
+    if compared is not None:
+        figures.append(compared)
+        _chart(compared, f"comparison {data}", exports.file_name(*stem, "by-step", suffix="png")[:-4])
+    if facts_of_rows := table.title.removeprefix("; "):
+        st.caption(f"In every row: {facts_of_rows}")
     st.dataframe(
-        DataFrame(answer.table.texts()), hide_index=True, height="content", row_height=30, column_config=WIDTHS,
-        key=f"headline {answer.data}",
+        DataFrame(table.texts()), hide_index=True, height="content", row_height=30, column_config=WIDTHS,
+        key=f"headline {data}",
     )  # fmt: skip
-    if answer.table.notes:
-        st.caption("  \n".join(answer.table.notes))
-    details = answer.frame[answer.frame["level"] != "headline"].dropna(axis=1, how="all")
+    if table.notes:
+        st.caption("  \n".join(table.notes))
+    frame = as_table(rows)
+    details = frame[frame["level"] != "headline"].dropna(axis=1, how="all")
     if len(details):
         with st.expander(f"Every other row: {len(details)}"):
-            st.dataframe(details.apply(_texts), hide_index=True, height=420, key=f"details {answer.data}")
-    st.download_button(
-        "All rows as CSV", answer.frame.to_csv(index=False), f"{name}-{answer.data}.csv", "text/csv", on_click="ignore",
-        key=f"csv {answer.data}",
+            st.dataframe(details.apply(_texts), hide_index=True, height=420, key=f"details {data}")
+    figures += _own_figures(own, data, stem)
+    left, right, _ = st.columns([1, 1, 3])
+    left.download_button(
+        "All rows as CSV", exports.csv_text(frame, facts), exports.file_name(*stem, suffix="csv"), "text/csv",
+        on_click="ignore", key=f"csv {data}", width="stretch",
     )  # fmt: skip
+    right.download_button(
+        "Figures as HTML", lambda: exports.html_text(figures, " ".join(stem), facts),
+        exports.file_name(*stem, suffix="html"), "text/html", on_click="ignore", key=f"html {data}", width="stretch",
+    )  # fmt: skip
+
+
+def _own_figures(
+    own: "Mapping[tuple[str, str], dict[str, Figure]]", data: str, stem: tuple[str, ...]
+) -> "list[Figure]":
+    """The probe's figures under a tab for each network, each under its own heading; those that hold something."""
+    found = {
+        network: {words: figure for words, figure in figures.items() if figure.data}
+        for (of, network), figures in own.items()
+        if of == data
+    }
+    found = {network: figures for network, figures in found.items() if figures}
+    if not found:
+        return []
+    for tab, (network, figures) in zip(st.tabs(list(found)), found.items(), strict=True):
+        tab.markdown(f"**{network} on {data}**")
+        for words, figure in figures.items():
+            with tab:
+                name = exports.file_name(stem[0], network, data, words, suffix="png")[:-4]
+                _chart(figure, f"figure {data} {network} {words}", name)
+    return [figure for figures in found.values() for figure in figures.values()]
+
+
+def _chart(figure: "Figure", key: str, name: str) -> None:
+    st.plotly_chart(
+        figure, key=key, config={"displaylogo": False, "toImageButtonOptions": {"filename": name, "scale": 2}}
+    )
 
 
 def _texts(column: Series) -> Series:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import streamlit as st
 
-from app.widgets.capture_folder import capture_names, chosen_capture
+from app.widgets.capture_folder import KEY, capture_names, chosen_capture
 from app.widgets.options import query_of
-from cache.info import site_rows
-from cache.store import Capture
+from cache.info import described_sites
+from cache.store import Capture, is_unfinished, unfinished
 from probes.statistics.grid import headline_loops, loop_name
 from smelt_interp.errors import UserError
 from smelt_interp.plan import label
@@ -20,25 +20,56 @@ def runs_page(probes: Mapping[str, st.Page], folder: Path) -> None:
     """The page. `probes` are the pages of the probes, by name."""
     st.title("Runs")
     st.markdown("A run is a capture: what one network did with one set of samples, every visit kept apart.")
-    captures, problems = _opened(folder)
+    captures, recordings, problems = _opened(folder)
     if captures:
         st.dataframe([_summary(capture) for capture in captures], hide_index=True, height="content", key="captures")
+    for name in recordings:
+        _show_recording(folder / name)
     for problem in problems:
         st.warning(problem, icon=":material/broken_image:")
+    if st.session_state.get(KEY) in recordings:
+        return
     capture = chosen_capture(folder)
     if capture is not None:
         _details(capture, probes)
 
 
-def _opened(folder: Path) -> tuple[list[Capture], list[str]]:
-    """Those that open, and for each other one the line that says why it does not."""
-    captures, problems = [], []
+def _opened(folder: Path) -> tuple[list[Capture], list[str], list[str]]:
+    """Those that open, the names of those that are being recorded, and for each other one the line that says why not.
+
+    Manifests alone are read, whatever the shards weigh.
+    """
+    captures, recordings, problems = [], [], []
     for name in capture_names(folder):
+        if is_unfinished(folder / name):
+            recordings.append(name)
+            continue
         try:
             captures.append(Capture(folder / name))
         except UserError as error:
             problems.append(str(error))
-    return captures, problems
+    return captures, recordings, problems
+
+
+@st.fragment(run_every=5)
+def _show_recording(path: Path) -> None:
+    """How far a recording is, looked at every few seconds, and the command that goes on with it."""
+    try:
+        found = unfinished(path)
+    except UserError as error:
+        if is_unfinished(path):
+            st.warning(str(error), icon=":material/broken_image:")
+        else:
+            st.success(f"{path.name} is finished: reload this page")
+        return
+    if found.num_samples:
+        text = f"{path.name}: {found.samples} of {found.num_samples} samples recorded"
+        st.progress(found.share, text)
+    else:
+        st.info(f"{path.name}: {found.samples} samples recorded")
+    if found.command:
+        st.caption("Recording now, or stopped; this goes on with it:")
+        st.code(found.command, language="bash", wrap_lines=True)
 
 
 def _summary(capture: Capture) -> dict[str, str | int]:
@@ -90,12 +121,8 @@ def _details(capture: Capture, probes: Mapping[str, st.Page]) -> None:
     for path in results:
         _result(path, capture, probes)
     st.markdown("**Sites**")
-    columns = ("site", "one sample", "stored as", "steps", "heads", "on disk")
-    try:
-        sites = [dict(zip(columns, row, strict=True)) for row in site_rows(capture)]
-    except UserError as error:
-        st.error(str(error))
-        return
+    columns = ("site", "one sample", "stored as", "steps", "heads")
+    sites = [dict(zip(columns, row, strict=True)) for row in described_sites(capture.manifest)]
     st.dataframe(sites, hide_index=True, height="content", key=f"sites {capture.path}")
     st.markdown("**Plan**")
     st.markdown(" → ".join(label(step) for step in capture.architecture.steps))
@@ -121,12 +148,7 @@ def _result(path: Path, capture: Capture, probes: Mapping[str, st.Page]) -> None
     if digest != capture.digest:
         st.warning(f"a result must be of this capture; got {path} of another: measure it again")
         return
-    link, code = st.columns([1, 3], vertical_alignment="center")
     if name in probes:
-        link.page_link(
-            probes[name],
-            label=title,
-            icon=":material/arrow_forward:",
-            query_params={"against": others, **query_of(options)},
-        )
-    code.code(line, language="bash", wrap_lines=True)
+        query = {"against": others or [""], **query_of(options)}
+        st.page_link(probes[name], label=title, icon=":material/arrow_forward:", query_params=query)
+    st.code(line, language="bash", wrap_lines=True)

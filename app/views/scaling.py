@@ -9,6 +9,7 @@ import streamlit as st
 from streamlit.runtime.uploaded_file_manager import UploadedFile
 
 from app.figures.numbers import frontier_figure, gain_figure, surface_figure
+from app.widgets.address import check_one_of
 from app.widgets.numbers import show_command, show_table
 from app.widgets.options import choose_values, option_words
 from smelt_interp.errors import UserError
@@ -89,6 +90,7 @@ def _show_fits(fits: Fits, name: str, options: DrawOptions) -> None:
     domains = list(fits)
     domain = domains[0]
     if len(domains) > 1:
+        check_one_of("domain", domains, domain)
         domain = st.selectbox("Domain", domains, key="domain", bind="query-params")
     fitted = fits[domain]
     compute_C, sparsity = budgets(options.compute), _chosen_sparsity(options.sparsity)
@@ -142,6 +144,7 @@ def _fitted(file: UploadedFile, options: DrawOptions) -> Fits:
 def _chosen_sparsity(asked: Sequence[float]) -> float:
     """The one at which the surface and the frontier are drawn."""
     label = "Surface and frontier at sparsity"
+    check_one_of("at_sparsity", [str(level) for level in asked], asked[0])
     sparsity: float = st.selectbox(label, asked, key="at_sparsity", bind="query-params", width=260)
     return sparsity
 

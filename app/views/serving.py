@@ -4,7 +4,8 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app.figures.numbers import roofline_figure
-from app.widgets.numbers import choose_networks, show_command, show_table
+from app.widgets.address import check_one_of
+from app.widgets.numbers import choose_networks, metric_row, show_command, show_table
 from app.widgets.options import choose_options, choose_values, option_help, option_words
 from smelt_interp.costs.serving import Load, Serving, ServingOptions, answers, gpus, report, roof, table
 from smelt_interp.errors import UserError
@@ -23,10 +24,11 @@ def serving_page() -> None:
     )
     page = st.container()
     with st.sidebar:
-        pair, config = choose_networks()
-        texts = option_help(ServingOptions)
-        gpu = st.selectbox("GPU", list(gpus()), key="gpu", help=texts["gpu"], bind="query-params")
         try:
+            pair, config = choose_networks()
+            check_one_of("gpu", list(gpus()), next(iter(gpus())))
+            texts = option_help(ServingOptions)
+            gpu = st.selectbox("GPU", list(gpus()), key="gpu", help=texts["gpu"], bind="query-params")
             load = choose_options(Load)
             with st.expander("Own numbers of the GPU"):
                 numbers = choose_values(ServingOptions, OWN_NUMBERS)
@@ -35,16 +37,17 @@ def serving_page() -> None:
         except UserError as error:
             page.error(str(error))
             return
-    for column, (name, served) in zip(st.columns(len(found)), found.items(), strict=True):
-        _show_times(column, name, served)
+    row = metric_row()
+    for name, served in found.items():
+        _show_times(row, name, served)
     st.plotly_chart(roofline_figure(roof(options.device(), found.values()), found), key="roofline")
     show_table(table(options, found), "costs")
     show_command("serving", option_words(options), report(options, found))
 
 
 def _show_times(place: DeltaGenerator, name: str, served: Serving) -> None:
-    for column, figure, found in zip(place.columns(2), TIMES, (served.decode, served.prefill), strict=True):
-        column.metric(
+    for figure, found in zip(TIMES, (served.decode, served.prefill), strict=True):
+        place.metric(
             f"{name}: {figure}", compact(1e3 * found.seconds, digits=4), f"bound by {found.bound}", delta_arrow="off",
             delta_color="gray", border=True,
         )  # fmt: skip

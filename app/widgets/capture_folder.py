@@ -47,7 +47,14 @@ def _samples_digest(path: Path) -> str:
 
 def say_how_to_record(folder: Path) -> None:
     """What to type to have a capture to look at."""
-    st.info(f"There is no capture in `{folder}` yet. Record one, then reload this page:", icon=":material/folder_open:")
+    if folder.is_dir():
+        st.info(f"There is no capture in `{folder}` yet. Record one, then reload this page:", icon=":material/inbox:")
+    else:
+        st.warning(
+            f"There is no folder `{folder}`. Start the dashboard with the folder of your captures, "
+            "`streamlit run app/main.py -- --captures DIR`, or record into this one, then reload this page:",
+            icon=":material/folder_off:",
+        )
     st.code(RECORD.format(folder=folder), language="bash")
 
 

@@ -7,13 +7,18 @@ import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import partial
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 import streamlit as st
 
+from app.widgets.address import check_address
 from smelt_interp.costs.spans import LayerRange
 from smelt_interp.errors import UserError
 from smelt_interp.terminal.from_one import as_typed, from_one, shifted
+
+LARGEST_EXACT = 2**53 - 1
+"""A browser's numbers are exact up to here."""
 
 
 def option_help(options: type) -> dict[str, str]:
@@ -45,7 +50,9 @@ def choose_values(options: type, names: Sequence[str]) -> dict[str, object]:
     for name in names:
         try:
             by = 1 if name in counted else 0  # a page counts layers, visits and heads from 1
-            shown = _widget(name, kinds[name], shifted(defaults[name], by), texts[name])
+            default = shifted(defaults[name], by)
+            check_address(name, partial(_check, options, name, kinds[name], by), _text(default) or "none")
+            shown = _widget(name, kinds[name], default, texts[name])
             chosen[name] = shifted(shown, -by)
         except UserError as problem:
             problems.append(problem)
@@ -94,6 +101,18 @@ def parse_option(name: str, text: str, kind: object) -> object:
         raise UserError(f"{name} must be {_described(kind)}; got {text or 'nothing'}") from None
 
 
+def _check(options: type, name: str, kind: object, by: int, text: str) -> None:
+    """Raise UserError for a text that is no value of this option by itself."""
+    value = parse_option(name, text, kind)
+    if kind is int and isinstance(value, int) and abs(value) > LARGEST_EXACT:
+        raise UserError(f"{name} must be at most {LARGEST_EXACT} on a page, where numbers are a browser's; got {value}")
+    try:
+        options(**{name: shifted(value, -by)})
+    except UserError as error:
+        if str(error).startswith(name):  # else a rule between options, which the page tells once all are drawn
+            raise
+
+
 def _widget(name: str, kind: object, default: object, help_text: str) -> object:
     label = label_of(name)
     if get_origin(kind) is Literal:
@@ -132,6 +151,9 @@ def _parsed(text: str, kind: object) -> object:
         return tuple(_parsed(word, arguments[0]) for word in text.split())
     elif kind is LayerRange:
         return LayerRange.parse(text)
+    elif kind is bool:
+        if text in ("true", "false"):
+            return text == "true"
     elif kind in (int, float, str):
         value: object = kind(text)
         return value
@@ -148,4 +170,6 @@ def _described(kind: object) -> str:
         return f"{_described(arguments[0])}s separated by spaces"
     if kind is LayerRange:
         return "first-last"
+    if kind is bool:
+        return "true or false"
     return "whole number" if kind is int else "number" if kind is float else "text"

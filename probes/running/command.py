@@ -4,7 +4,6 @@ Options come from the dataclasses themselves: where the batches come from (`sour
 (`DataOptions`), what is measured (the probe's `Options`), and what is done with the result (`Output`).
 """
 
-import hashlib
 import json
 import shlex
 import sys
@@ -21,9 +20,10 @@ import smelt_interp
 from cache.batch import Batch
 from probes.running import report
 from probes.running.probe import NEEDS_A_NETWORK, Probe, Result, is_choosing, is_reading, refusal, run
-from probes.running.source import SampleSet, Source, Subject, open_subjects, sample_sets
+from probes.running.source import UNTRAINED, SampleSet, Source, Subject, open_subjects, sample_sets
+from probes.running.stored import keep_result
 from probes.statistics.bootstrap import NUM_RESAMPLES
-from probes.statistics.grid import Level, headline_loops
+from probes.statistics.grid import Cell, Level, headline_loops
 from probes.statistics.quantities import Record, as_table
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.errors import UserError, run_command
@@ -135,11 +135,11 @@ def _command(name: str, probe: Probe, argv: Sequence[str]) -> None:
     document = describe(asked, measured, shlex.join(["python", "-m", f"probes.{name}", *argv]))
     text = report.json_text(document)
     # Files first: whoever reads what is printed may close the pipe.
-    said = remarks(asked, measured)
+    said = remarks(document)
     if asked.output.out is not None:
         write_folder(asked.output.out, measured, text)
     if asked.source.capture is not None:
-        said.append(keep_result(asked.source.capture, document, measured[0], text))
+        said.append(keep_result(asked.source.capture, document, text))
     if asked.output.json:
         sys.stdout.write(text)
         return
@@ -214,17 +214,17 @@ def _watched(batches: Iterable[Batch], what: str, total: int) -> Iterator[Batch]
         progress.show(done)
 
 
-def remarks(asked: Run[object], measured: Sequence[Measured]) -> list[str]:
-    """What stands below the tables: the nulls that were not measured, and how to get them."""
-    first, *others = measured[0].subjects
+def remarks(document: Mapping[str, object]) -> list[str]:
+    """What stands below the tables of a result: the nulls that were not measured, and how to get them."""
+    networks = cast("list[dict[str, Cell]]", document["networks"])
     lines = [f"{COUNTING}; {INTERVAL}"]
-    if not any(subject.untrained for subject in (first, *others)):
-        if asked.source.capture is None:
+    if not any(network.get(UNTRAINED) for network in networks):
+        if "capture" not in networks[0]:
             lines.append("untrained network: left out by --no-untrained")
         else:
             way_out = "add --against a capture recorded with `python -m cache.record --untrained ...`"
             lines.append(f"untrained network: not measured; {way_out}")
-    if first.architecture.loops and all(subject.architecture.loops for subject in others):
+    if all(network["num_visits"] != 1 for network in networks):
         lines.append("Baseline: not measured; add --against CHECKPOINT_OR_CAPTURE")
     return lines
 
@@ -239,8 +239,8 @@ def describe(asked: Run[object], measured: Sequence[Measured], command: str) -> 
         "probe": measured[0].name,
         "title": measured[0].probe.TITLE,
         "counting": COUNTING,
-        "options": _plain(asked.measure),
-        "data_options": None if asked.source.capture is not None else _plain(asked.data),
+        "options": plain_options(asked.measure),
+        "data_options": None if asked.source.capture is not None else plain_options(asked.data),
         "networks": [
             {
                 "name": subject.name,
@@ -274,25 +274,10 @@ def as_json(measured: Measured) -> dict[str, object]:
     }
 
 
-def _plain(options: object) -> dict[str, object]:
+def plain_options(options: object) -> dict[str, object]:
     """Options as the command takes them."""
     values = json.loads(json.dumps(as_typed(options), default=str))
     return cast("dict[str, object]", values)
-
-
-def keep_result(capture: Path, document: dict[str, object], measured: Measured, text: str) -> str:
-    """Write PROBE-DIGEST.json beside what was recorded, the digest being of what was asked of which captures, wherever
-    they lie; a line that says where it is, or that nothing could be written there."""
-    seen = [subject.described.get("digest", subject.described.get("weights")) for subject in measured.subjects]
-    asked = json.dumps([measured.name, document["options"], seen], sort_keys=True)
-    digest = hashlib.sha256(asked.encode()).hexdigest()[:16]
-    folder = capture / "results"
-    path = folder / f"{measured.name}-{digest}.json"
-    try:
-        report.write_text(path, text)
-    except UserError:
-        return f"result: not kept, since {folder} cannot be written; --out DIR keeps it elsewhere"
-    return f"result: {path}"
 
 
 def write_folder(folder: Path, measured: Sequence[Measured], text: str) -> None:

@@ -12,8 +12,11 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+import streamlit
+from streamlit.delta_generator import DeltaGenerator
 from streamlit.testing.v1 import AppTest
 
 from app.widgets.capture_folder import RECORD, capture_names
@@ -41,7 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(folder / "looped", folder / "cut")
     cut_short(folder / "cut")
     (folder / "half").mkdir()
-    (folder / "half" / "request.json").write_text(json.dumps({"command": "record half"}))
+    request = {"command": "record half", "request": {"samples": {"number": 3}}}
+    (folder / "half" / "request.json").write_text(json.dumps(request))
     return folder
 
 
@@ -58,10 +62,12 @@ def page(module: str, folder: Path, *names: str, **query: str) -> AppTest:
         from importlib import import_module
         from pathlib import Path
 
+        from app.widgets.address import show_mistakes
         from app.widgets.capture_folder import choose_capture
 
         choose_capture(Path(folder))
         partial(getattr(import_module(f"app.views.{module}"), f"{module}_page"), *names)(Path(folder))
+        show_mistakes()
 
     test = AppTest.from_function(script, default_timeout=60, args=(module, names, str(folder)))
     test.query_params.update(query)
@@ -92,7 +98,7 @@ def test_a_page_shows_the_rows_of_its_probe(name: str, capture: str, folder: Pat
     module, opened = catalog.load(name), Capture(folder / capture)
     result = measure(module, opened.batches(module.needs(opened.architecture)))
     headline = [row for row in result.rows() if row["level"] == "headline"]
-    test = probe(name, folder, capture=capture)
+    test = probe(name, folder, capture=capture, against="")
     assert not test.error
     shown = test.dataframe[0].value
     assert len(shown) == len(headline)
@@ -101,7 +107,9 @@ def test_a_page_shows_the_rows_of_its_probe(name: str, capture: str, folder: Pat
             assert text.split()[0] == f"{row['value']:.3g}"
     others = [row for row in result.rows() if row["level"] != "headline"]
     assert [len(table.value) for table in test.dataframe[1:]] == ([len(others)] if others else [])
-    assert len(test.get("plotly_chart")) == sum(bool(figure.data) for figure in result.figures.values())
+    compared = any(isinstance(row["value"], float) for row in result.rows())
+    own = sum(bool(figure.data) for figure in result.figures.values())
+    assert len(test.get("plotly_chart")) == compared + own
     assert test.title[0].value == module.TITLE
     assert test.code[-1].value == f"python -m probes.{name} --capture {folder / capture}"
 
@@ -124,7 +132,9 @@ def test_a_baseline_stands_beside(folder: Path) -> None:
 def test_the_command_of_a_page_gives_what_the_page_shows(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    test = probe("attention_sink", folder, capture="looped", t_min="3", heads="1 2", queries="predict_answer")
+    test = probe(
+        "attention_sink", folder, capture="looped", against="", t_min="3", heads="1 2", queries="predict_answer"
+    )
     words = test.code[-1].value.split()
     assert words[5:] == ["--queries", "predict_answer", "--t-min", "3", "--heads", "1", "2"]
     monkeypatch.setattr(sys, "argv", [*words[2:], "--json"])
@@ -143,7 +153,7 @@ def test_changing_an_option_measures_again(folder: Path) -> None:
     test = probe("attention_sink", folder, capture="looped")
     before = test.dataframe[0].value["null: uniform"].tolist()
     test.number_input(key="t_min").set_value(9)
-    test.button[0].click().run()
+    test.run()
     assert test.dataframe[0].value["null: uniform"].tolist() != before
     assert test.code[-1].value.endswith("--t-min 9")
 
@@ -159,22 +169,100 @@ def test_a_capture_recorded_anew_under_the_same_name_is_measured_anew(tmp_path: 
 
 
 def test_what_a_probe_refuses_is_one_line(folder: Path) -> None:
-    assert [e.value for e in probe("attention_sink", folder, capture="looped", t_min="0").error] == [
-        "t_min must be at least 1; got 0"
-    ]
-    test = probe("attention_sink", folder, capture="looped", heads="1 x")
+    test = probe("attention_sink", folder, capture="looped")
+    test.text_input(key="heads").set_value("1 x").run()
     assert [e.value for e in test.error] == ["heads must be whole numbers separated by spaces; got 1 x"]
+    assert not test.dataframe
 
 
-@pytest.mark.parametrize(
-    ("name", "address"),
-    [
-        (name, {"resample_seed": "-1"}) for name in ("projection_similarity", "expert_overlap", "residual_updates")
-    ] + [("expert_overlap", {"shuffles": "1001"}), ("massive_activations", {"times": "-1"})],
-)  # fmt: skip
-def test_a_number_out_of_bounds_in_the_address_is_one_line(name: str, address: dict[str, str], folder: Path) -> None:
-    (error,) = probe(name, folder, capture="looped", **address).error
-    assert re.fullmatch(f"{next(iter(address))} must be at (least|most) .*; got .*", error.value)
+WRONG = [
+    ("attention_sink", {"t_min": "1e400"}, "t_min must be whole number; got 1e400: shown is 1"),
+    ("attention_sink", {"t_min": "0"}, "t_min must be at least 1; got 0: shown is 1"),
+    ("attention_sink", {"t_min": "9" * 30}, r"t_min must be at most 9\d+ on a page, .*: shown is 1"),
+    ("attention_sink", {"heads": "1 x"}, "heads must be whole numbers separated by spaces; got 1 x: shown is none"),
+    ("attention_sink", {"sink_threshold": "inf"}, "sink_threshold must be .*: shown is 0.3"),
+    ("attention_sink", {"content": "words"}, "content must be demonstration_answers or .*; got words: shown is .*"),
+    ("attention_sink", {"against": "gone"}, "against must be among baseline; got 'gone': shown are all"),
+    ("expert_overlap", {"shuffles": "1001"}, "shuffles must be at most .*; got 1001: shown is .*"),
+    ("massive_activations", {"times": "-1"}, "times must be at least .*; got -1.0: shown is .*"),
+]
+
+
+@pytest.mark.parametrize(("name", "address", "line"), WRONG)
+def test_a_wrong_value_in_the_address_falls_back_and_says_so(
+    name: str, address: dict[str, str], line: str, folder: Path
+) -> None:
+    test = probe(name, folder, capture="looped", **address)
+    (mistake,) = test.warning
+    assert re.fullmatch(f"The address: {line}", mistake.value)
+    (wrong,) = address
+    assert wrong not in test.query_params
+    assert test.dataframe[0].value.equals(probe(name, folder, capture="looped").dataframe[0].value)
+    assert not test.run().warning
+
+
+def test_a_choice_given_twice_in_the_address_falls_back(folder: Path) -> None:
+    test = probe("attention_sink", folder, capture="looped", t_min=["1", "2"])
+    assert [each.value for each in test.warning] == [
+        "The address: t_min must be given once in an address; got 2 values: shown is 1"
+    ]
+
+
+@pytest.mark.parametrize("sample", ["inf", "0", "4", "1.5", "1e400", "x"])
+def test_a_sample_that_is_none_falls_back_and_says_so(sample: str, folder: Path) -> None:
+    test = page("attention", folder, capture="looped", sample=sample, layer="9")
+    assert [each.value for each in test.warning] == [
+        f"The address: sample must be one of 1, 2, 3; got '{sample}': shown is 1",
+        "The address: layer must be one of 1, 2, 3, 4; got '9': shown is 2",
+    ]
+
+
+def test_a_shard_replaced_under_its_manifest_is_told_and_its_old_numbers_are_gone(tmp_path: Path) -> None:
+    write_capture(tmp_path / "run", [episodes()], dtype="float32")
+    assert probe("attention_sink", tmp_path, capture="run").dataframe
+    write_capture(tmp_path / "other", [episodes(seed=1, first_mass=0.25)], dtype="float32")
+    (shard,) = (tmp_path / "other").glob("*.h5")
+    shutil.copy(shard, tmp_path / "run" / shard.name)
+    test = probe("attention_sink", tmp_path, capture="run", against="")
+    (error,) = test.error
+    assert "a shard must be as it was written; this one was changed or replaced" in error.value
+    assert not test.dataframe
+
+
+def test_what_a_command_kept_is_shown_and_not_measured_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder / "looped", tmp_path / "kept")
+    monkeypatch.setattr(sys, "argv", ["probes.attention_sink", "--capture", str(tmp_path / "kept"), "--json"])
+    catalog.load("attention_sink").main()
+    asked: list[str] = []
+    measure_all = command.measure_all
+    monkeypatch.setattr(command, "measure_all", lambda name, *rest: asked.append(name) or measure_all(name, *rest))
+    test = probe("attention_sink", tmp_path, capture="kept")
+    assert test.dataframe[0].value["value [95%]"][0].startswith("0.6 ")
+    assert len(test.get("plotly_chart")) == 1
+    assert not asked
+    test.button[0].click().run()
+    assert asked == ["attention_sink"]
+    assert len(test.get("plotly_chart")) == 2
+
+
+def test_no_choice_waits_for_a_button(folder: Path) -> None:
+    test = probe("attention_sink", folder, capture="looped", t_min="3")
+    assert not test.button
+    assert "--t-min 3" in test.code[-1].value
+
+
+def test_every_other_network_of_the_same_samples_stands_beside_without_asking(folder: Path) -> None:
+    test = probe("attention_sink", folder, capture="looped")
+    assert test.dataframe[0].value["baseline"].iloc[0] == "0.6"
+    drawn = json.loads(test.get("plotly_chart")[0].proto.spec)
+    names = {trace["name"] for trace in drawn["data"]}
+    assert names == {"looped", "baseline", "null: uniform"}
+    assert all(trace.get("visible", True) is True for trace in drawn["data"])
+    first = [trace for trace in drawn["data"] if trace.get("xaxis", "x") == "x"]
+    assert {trace["name"] for trace in first} == names
+    assert all(trace["error_y"]["array"] for trace in first if trace["name"] in ("looped", "baseline"))
 
 
 def test_only_whole_captures_of_the_same_samples_are_offered_beside(folder: Path, tmp_path: Path) -> None:
@@ -280,10 +368,32 @@ def test_a_link_opens_the_same_view_and_its_python_gives_the_same_figure(folder:
     assert (test.number_input(key="sample").value, test.selectbox(key="layer").value) == (3, 2)
     assert test.selectbox(key="head").value == 2
     scope: dict[str, object] = {}
-    exec(test.code[-1].value.replace("attention_figure(patterns", "figure = attention_figure(patterns")
-         .replace(".show()", ""), scope)  # fmt: skip
+    exec(test.code[-1].value.replace("figure.show()", ""), scope)
     (chart,) = test.get("plotly_chart")
     assert json.loads(chart.proto.spec)["data"] == json.loads(scope["figure"].to_json())["data"]
+
+
+def test_every_export_has_a_name_and_says_what_it_is_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: dict[str, str] = {}
+    button = streamlit.download_button
+    offer = DeltaGenerator.download_button
+
+    def watched(self: DeltaGenerator, label: str, data: object, name: str, *rest: object, **more: object) -> bool:
+        held[name] = str(data() if callable(data) else data)
+        return offer(self, label, data, name, *rest, **more)
+
+    monkeypatch.setattr(DeltaGenerator, "download_button", watched)
+    monkeypatch.setattr(streamlit, "download_button", lambda *args, **more: watched(button.__self__, *args, **more))
+    digest = Capture(folder / "looped").digest
+    page("attention", folder, capture="looped", sample="2", layer="3", head="4")
+    for kind in ("csv", "json", "html"):
+        text = held[f"attention_looped_sample-2_layer-3_head-4.{kind}"]
+        assert all(word in text[:600] for word in ("looped", digest, "layer", "head", "visits", "sample"))
+    probe("attention_sink", folder, capture="looped", t_min="3")
+    for kind in ("csv", "html"):
+        text = held[f"attention_sink_looped_dyck.{kind}"]
+        assert all(word in text[:1500] for word in ("looped", "baseline", digest, "t_min: 3"))
+    assert f"attention_sink_looped_{digest[:12]}.json" in held
 
 
 def test_a_baseline_has_one_map_and_says_so(folder: Path) -> None:
@@ -350,6 +460,7 @@ def test_the_runs_page_lists_what_opens_and_says_why_the_others_do_not(
     folder = shutil.copytree(folder, tmp_path / "captures", ignore=shutil.ignore_patterns("results"))
     monkeypatch.setattr(sys, "argv", ["probes.expert_overlap", "--capture", str(folder / "looped"), "--json"])
     catalog.load("expert_overlap").main()
+    monkeypatch.setattr(h5py, "File", None)  # manifests alone are read
     test = main_page(folder, monkeypatch, capture="looped")
     listed = test.dataframe[0].value
     looped = Capture(folder / "looped")
@@ -358,9 +469,10 @@ def test_the_runs_page_lists_what_opens_and_says_why_the_others_do_not(
     assert listed["results"].tolist() == [0, 1]
     assert listed["samples"].tolist() == [3, 3]
     assert listed["network"].tolist()[1] == "4 layers, looped 2-3, 2 visits; 4 heads; 2 of 8 experts"
-    assert "go on with: record half" in test.warning[1].value
-    assert "cut" in test.warning[0].value
-    assert test.code[0].value == "record looped"
+    assert "half: 0 of 3 samples recorded" in [progress.proto.text for progress in test.get("progress")]
+    (cut,) = test.warning
+    assert "cut" in cut.value
+    assert [code.value for code in test.code][:2] == ["record half", "record looped"]
     assert test.get("page_link")[0].proto.label == "Experts across visits"
     assert test.dataframe[1].value["site"].tolist() == list(looped.sites)
 
@@ -386,6 +498,18 @@ def test_the_dashboard_computes_on_one_thread(folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(threads, "limit_threads", asked.append)
     main_page(folder, monkeypatch)
     assert set(asked) == {1}
+
+
+def test_a_missing_folder_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not main_page(tmp_path, monkeypatch).warning
+    test = main_page(tmp_path / "gone", monkeypatch)
+    (warning,) = test.warning
+    assert warning.value.startswith(f"There is no folder `{tmp_path / 'gone'}`")
+
+
+def test_the_folder_may_be_joined_to_its_option(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = main_page(folder, monkeypatch, f"--captures={folder}", capture="looped")
+    assert "looped" in test.dataframe[0].value["capture"].tolist()
 
 
 def test_an_empty_folder_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

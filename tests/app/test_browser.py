@@ -1,6 +1,7 @@
 """The dashboard as a visitor meets it: `streamlit run app/main.py` in Chromium."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -171,9 +172,14 @@ def test_every_page_opens_and_its_address_gives_the_same_view(address: str, brow
 
     visitor.follow(catalog.load("attention_sink").TITLE)
     visitor.type("T min", "2")
-    visitor.page.get_by_role("button", name="Measure").click()
     visitor.settle()
     assert visitor.command().endswith("--t-min 2")
+    assert visitor.page.url.endswith("t_min=2")
+    visitor.type("T min", "3")
+    visitor.settle()
+    visitor.page.go_back()
+    visitor.settle()
+    assert visitor.command().endswith("--t-min 2")  # a choice is a step back
     other = Visitor(browser)
     other.open(visitor.page.url)
     assert (other.choices(), other.command()) == (visitor.choices(), visitor.command())
@@ -189,3 +195,44 @@ def test_every_page_opens_and_its_address_gives_the_same_view(address: str, brow
     maps = other.page.locator("[data-testid=stPlotlyChart] .hm")
     maps.first.wait_for()
     assert maps.count() == 3
+
+
+@pytest.mark.browser
+def test_the_address_of_the_first_page_may_say_its_name(address: str, browser: Browser) -> None:
+    visitor = Visitor(browser)
+    visitor.open(f"{address}/runs?capture=baseline")
+    visitor.settle("Runs")
+    assert visitor.page.url == f"{address}/?capture=baseline"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_is_as_dark_as_the_browser_asks(address: str, browser: Browser, scheme: str) -> None:
+    page = browser.new_context(color_scheme=scheme).new_page()
+    page.goto(address)
+    page.get_by_role("heading", level=1, name="Runs").wait_for()
+    colour = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", colour)[:3])) < 200) == (scheme == "dark")
+
+
+@pytest.mark.browser
+def test_no_metric_is_cut_on_a_narrow_page(address: str, browser: Browser) -> None:
+    page = browser.new_context(viewport={"width": 800, "height": 1000}).new_page()
+    page.goto(f"{address}/budget")
+    page.get_by_test_id("stMetric").nth(2).wait_for()
+    cut = (
+        "[...document.querySelectorAll('[data-testid=stMetricValue] *')].filter(e => e.scrollWidth > e.clientWidth + 1)"
+    )
+    assert page.evaluate(f"{cut}.map(e => e.innerText)") == []
+
+
+@pytest.mark.browser
+def test_a_foreign_page_gets_no_websocket(address: str, browser: Browser) -> None:
+    port = urlsplit(address).port
+    asked = (
+        "GET /_stcore/stream HTTP/1.1\r\nHost: evil.example\r\nOrigin: http://evil.example\r\nUpgrade: websocket\r\n"
+    )
+    keys = "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    with socket.create_connection(("localhost", port)) as connection:
+        connection.sendall((asked + keys).encode())
+        assert connection.recv(64).split()[1] == b"403"

@@ -2,6 +2,8 @@
 
 import base64
 import json
+import os
+import re
 import shlex
 import subprocess
 import sys
@@ -71,7 +73,10 @@ def page(name: str, **query: str) -> AppTest:
     def script(name: str) -> None:
         from importlib import import_module
 
+        from app.widgets.address import show_mistakes
+
         getattr(import_module(f"app.views.{name}"), f"{name}_page")()
+        show_mistakes()
 
     test = AppTest.from_function(script, default_timeout=60, args=(name,))
     test.query_params.update(query)
@@ -193,8 +198,11 @@ def test_the_printed_geometry_and_what_it_contradicts_is_beside() -> None:
     assert len(page("budget", pair="demo").dataframe) == 1
 
 
-def test_config_files_are_compared_like_pairs(tmp_path: Path, downloads: list[str], command: Command) -> None:
-    path = tmp_path / "a looped one.json"
+def test_config_files_are_compared_like_pairs(
+    tmp_path: Path, downloads: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path("a looped one.json")
     path.write_text(json.dumps(replace(DEMO_SMELT, num_experts=24).to_json()))
     for name in ("budget", "serving"):
         test = page(name, pair="config files", config=shlex.quote(str(path)))
@@ -316,21 +324,67 @@ def test_each_pass_stands_on_the_roof() -> None:
             {"num_kv_heads": "5"},
             "num_heads must be a multiple of num_kv_heads (5); got 24",
         ),
-        ("budget", {"attended_tokens": "-1"}, "attended_tokens must be at least 0; got -1.0"),
-        ("budget", {"layers": "4-3"}, "layers must be first-last or own; got 4-3"),
         ("budget", {"pair": "config files"}, "the networks must be named by either --pair or --config; got neither"),
-        ("matching", {"visits": "0"}, "visits must be at least 1; got 0"),
-        ("matching", {"depth": "deep"}, "depth must be whole number or baseline or free; got deep"),
-        ("scaling", {"compute": "0"}, "compute.0 must be above 0; got 0.0"),
-        ("scaling", {"sparsity": ""}, "sparsity must be a list of at least 1; got ()"),
-        ("serving", {"kept_share": "2"}, "kept_share must be at most 1; got 2.0"),
-        ("serving", {"l2_bytes": "-1"}, "l2_bytes must be at least 1; got -1.0"),
+        (
+            "budget",
+            {"pair": "config files", "config": "'x"},
+            "config must be names of files, in quotes where they hold spaces; got 'x: No closing quotation",
+        ),
     ],
 )
 def test_what_a_command_refuses_is_one_line_on_its_page(name: str, query: dict[str, str], line: str) -> None:
     test = page(name, **query)
     assert [error.value for error in test.error] == [line]
     assert not test.dataframe
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "line"),
+    [
+        ("budget", {"attended_tokens": "-1"}, "attended_tokens must be at least 0; got -1.0"),
+        ("budget", {"layers": "4-3"}, "layers must be first-last or own; got 4-3"),
+        ("budget", {"width": "inf"}, "width must be whole number; got inf"),
+        ("budget", {"span": "1e400"}, "span must be 0 to 1; got 1e400"),
+        ("budget", {"pair": "9T"}, "pair must be one of .*; got '9T'"),
+        ("matching", {"visits": "0"}, "visits must be at least 1; got 0"),
+        ("matching", {"depth": "deep"}, "depth must be whole number or baseline or free; got deep"),
+        ("matching", {"baseline": "9T"}, "baseline must be one of .*; got '9T'"),
+        ("scaling", {"compute": "0"}, "compute.0 must be above 0; got 0.0"),
+        ("scaling", {"sparsity": ""}, r"sparsity must be a list of at least 1; got \(\)"),
+        ("scaling", {"at_sparsity": "nan"}, "at_sparsity must be one of .*; got 'nan'"),
+        ("serving", {"kept_share": "2"}, "kept_share must be at most 1; got 2.0"),
+        ("serving", {"l2_bytes": "-1"}, "l2_bytes must be at least 1; got -1.0"),
+        ("serving", {"gpu": "abacus"}, "gpu must be one of .*; got 'abacus'"),
+    ],
+)
+def test_a_wrong_value_in_the_address_falls_back_and_says_so(name: str, query: dict[str, str], line: str) -> None:
+    test = page(name, **query)
+    (mistake,) = test.warning
+    assert re.fullmatch(f"The address: {line}: shown is .*", mistake.value)
+    assert test.dataframe
+    assert not test.error
+
+
+@pytest.mark.parametrize("name", ["budget", "serving", "matching"])
+def test_a_page_opens_no_file_outside_the_folder_where_it_was_started(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "started").mkdir()
+    monkeypatch.chdir(tmp_path / "started")
+    (tmp_path / "secret.json").write_text(json.dumps(DEMO_SMELT.to_json()))
+    Path("link.json").symlink_to(tmp_path / "secret.json")
+    for path in (tmp_path / "secret.json", "../secret.json", "link.json"):
+        key = "baseline" if name == "matching" else "config"
+        test = page(name, **{"pair": "config files", key: str(path)})
+        said = [each.value for each in (*test.error, *test.warning)]
+        assert any(f"must lie below {tmp_path / 'started'}; got {path}" in line for line in said)
+
+
+def test_a_page_does_not_wait_for_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.json")
+    (error,) = page("budget", pair="config files", config="pipe.json").error
+    assert error.value == "a config file must be a plain file; got pipe.json, a device or pipe"
 
 
 def test_an_impossible_request_says_which_budget_fails_and_by_how_much(command: Command) -> None:

@@ -11,6 +11,7 @@ from cache.store import Capture
 from probes.attention_map import (
     ROLE_COLOURS,
     attention_figure,
+    attention_frame,
     axis_names,
     drawable,
     read_patterns,
@@ -94,6 +95,26 @@ def test_padding_is_not_drawn(capture: Capture) -> None:
     )
     assert len(heatmap.x) == len(heatmap.y) == int(capture.samples.length_N[shortest])
     assert not np.isnan(np.diag(heatmap.z)).any()
+
+
+def test_the_pointer_reads_head_both_visits_and_uniform(capture: Capture) -> None:
+    patterns = read_patterns(capture, sample=1, layer=2, head=3, visits=(0, 1))
+    drawn = attention_figure(patterns, capture.samples, 1, where="layer 3, head 4").data[2]
+    np.testing.assert_allclose(drawn.customdata[4, 0], [*VISIT_MASS, 1 / 5], atol=1e-6)
+    assert drawn.hovertemplate.startswith("layer 3, head 4<br>query %{y}, key %{x}<br>share of the query's attention:")
+    for at, title in enumerate(("visit 1", "visit 2", "uniform")):
+        assert f"{title} <b>%{{customdata[{at}]:.4f}}</b>" in drawn.hovertemplate
+
+
+def test_the_table_of_a_map_has_every_key_in_sight_on_every_visit(capture: Capture) -> None:
+    patterns = read_patterns(capture, sample=1, layer=2, head=3, visits=(0, 1))
+    frame = attention_frame(patterns, capture.samples, 1)
+    length = int(capture.samples.length_N[1])
+    assert len(frame) == length * (length + 1) // 2
+    first = frame[(frame["key"] == 1) & (frame["query"] > 1)]
+    np.testing.assert_allclose(first[["visit 1", "visit 2"]], [VISIT_MASS] * (length - 1), atol=1e-6)
+    np.testing.assert_allclose(frame["uniform"], 1 / frame["query"])
+    assert frame["query token"].iloc[-1] == capture.samples.labels(1)[length - 1]
 
 
 def test_none_or_three_visits_are_no_picture(capture: Capture) -> None:
