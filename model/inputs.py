@@ -75,8 +75,10 @@ class Inputs:
     def _check_cache(self, batch: int, request: Request) -> None:
         if self.kv_cache is None:
             return
-        if not (request.from_tokens and request.to_logits):
-            raise UserError("a kv_cache must come without start_at and stop_at: every step has a slot to fill")
+        if not (request.to_logits and (request.from_tokens or self.held)):
+            raise UserError(
+                "a kv_cache must come without stop_at, and hold tokens to come with start_at: every step has a slot"
+            )
         if self.kv_cache.num_steps != request.stop_step:
             raise UserError(
                 f"a kv_cache must have one slot a step ({request.stop_step}); got {self.kv_cache.num_steps}"

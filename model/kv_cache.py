@@ -1,6 +1,6 @@
 """Keys and values of tokens already read, one slot for each step of the plan: a looped layer has one a visit."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -19,6 +19,13 @@ class KVCache:
         self._capacity = capacity
         self._rooms: list[tuple[Tensor, Tensor] | None] = [None] * num_steps
         self._lengths = [0] * num_steps
+
+    @classmethod
+    def holding(cls, rooms: Sequence[tuple[Tensor, Tensor]], length: int) -> "KVCache":
+        """The first `length` tokens of given keys and values, one pair (B, S, G, C) a step, which are written on."""
+        cache = cls(len(rooms))
+        cache._rooms, cache._lengths = list(rooms), [length] * len(rooms)
+        return cache
 
     @property
     def num_steps(self) -> int:
@@ -63,11 +70,13 @@ class KVCache:
         return k_BSGC, v_BSGC
 
     @contextmanager
-    def whole_pass(self) -> Iterator[None]:
-        """A pass that adds its tokens to every slot or, when it ends in an exception, to none."""
+    def whole_pass(self, *, keep: bool = True) -> Iterator[None]:
+        """A pass that adds its tokens to every slot or, when it ends in an exception or is not to be kept, to none."""
         rooms, lengths = list(self._rooms), list(self._lengths)
         try:
             yield
         except BaseException:
             self._rooms, self._lengths = rooms, lengths
             raise
+        if not keep:
+            self._rooms, self._lengths = rooms, lengths

@@ -86,7 +86,8 @@ class LoopedMoE(LoopedModel):
             them.
         start_at: (layer, visit); `inputs` is then the residual stream (B, T, D) before that step.
         stop_at: (layer, visit); returns the residual stream (B, T, D) before that step.
-        kv_cache: keys and values of the tokens before these; those of these are added to it.
+        kv_cache: keys and values of the tokens before these; those of these are added to it, unless the pass starts at
+            a step: it reads what the cache holds.
         routings: takes each step's routing, in order.
         Raises `UserError` for tokens outside the vocabulary, a row longer than the context, and masks of another shape.
         """
@@ -103,7 +104,7 @@ class LoopedMoE(LoopedModel):
         )
         run = read.prepare(self.config, request, [] if routings is None else routings)
         # The pass itself.
-        with nullcontext() if kv_cache is None else kv_cache.whole_pass():
+        with nullcontext() if kv_cache is None else kv_cache.whole_pass(keep=request.from_tokens):
             resid_BTD = self.hook_embed(self.embed(inputs)) if request.from_tokens else inputs
             for block in self.blocks[request.first_step : request.stop_step]:
                 resid_BTD = block(resid_BTD, run)

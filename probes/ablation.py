@@ -278,15 +278,7 @@ def _nulls(
     measured = {kind: sums.get(JOIN.join((site, kind, score))) for kind in (RANDOM, OTHER)}
     found = {kind.replace(" ", "_"): None if x is None else x[0] / sums["samples"][0] for kind, x in measured.items()}
     if totals.options.by != "visit":
-        layer_L = np.array([layout.grid.layer(position) for position in range(len(layout.together))])
-        looped = {layer for loop in layout.grid.loops for layer in loop.layers}
-        others_L = [
-            np.flatnonzero([other != layer and not (layer in looped and other in looped) for other in layer_L])
-            for layer in layer_L
-        ]
-        alone = np.full(effect_LH.shape[1], np.nan)
-        mean_LH = np.stack([effect_LH[which].mean(0) if len(which) else alone for which in others_L])
-        found[OTHER.replace(" ", "_")] = mean_LH
+        found[OTHER.replace(" ", "_")] = layout.grid.elsewhere(effect_LH)
     return {**found}
 
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from smelt_interp.architecture import Architecture, Loop
 
 Cell = str | int | float | None
@@ -119,6 +122,18 @@ class Grid:
                     found += [Place("head", {**where, "head": head + 1}, [position], [index])
                               for index, head in enumerate(self.heads)]  # fmt: skip
         return tuple(found)
+
+    def elsewhere(self, value_LH: NDArray[np.float64]) -> NDArray[np.float64]:
+        """For each position the mean over positions of other layers, for a looped layer of those that are not; NaN
+        where there are none. -> (L, H)"""
+        looped = {layer for loop in self.loops for layer in loop.layers}
+        layers = [self.layer(position) for position in range(len(self.steps))]
+        mean_LH = np.full(value_LH.shape, np.nan)
+        for position, layer in enumerate(layers):
+            other = [p for p, each in enumerate(layers) if each != layer and not (layer in looped and each in looped)]
+            if other:
+                mean_LH[position] = value_LH[other].mean(0)
+        return mean_LH
 
     def labels(self) -> list[str]:
         """Each position as a person reads it: `layer 5, visit 2`."""
