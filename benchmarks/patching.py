@@ -1,4 +1,4 @@
-"""Times an exact patching grid (step x position) against transformer-lens's loop over the same network and pairs.
+"""An exact patching grid, step x position, timed against transformer-lens's loop.
 
     python -m benchmarks.patching --ckpt checkpoints/demo-smelt
 

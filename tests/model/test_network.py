@@ -314,7 +314,7 @@ def test_checks_on_a_gpu_wait_for_nothing():
             "attention_mask_BT must be 0 on padding and 1 elsewhere; got -inf",
         ),
         (random_tokens(), {"kv_cache": KVCache(4)}, r"a kv_cache must have one slot a step \(6\); got 4"),
-        (random_tokens(), {"kv_cache": KVCache(6), "stop_at": (3, 0)}, "a kv_cache must come without start_at"),
+        (random_tokens(), {"kv_cache": KVCache(6), "stop_at": (3, 0)}, "a kv_cache must come without stop_at"),
     ],
 )
 def test_bad_input_is_named(inputs, options, message):
