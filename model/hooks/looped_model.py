@@ -37,6 +37,10 @@ class Weighted(Protocol):
         """The weight."""
         ...
 
+    def __call__(self, x: Tensor, /) -> Tensor:
+        """What the module makes of its input."""
+        ...
+
 
 class LoopedModel(HookedRootModule):
     """A network that runs its layers in the order of a plan. Calls from several threads run one after the other."""
@@ -318,6 +322,10 @@ class LoopedModel(HookedRootModule):
     def accumulated_bias(self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True) -> Tensor:
         """Zeros (D,), where no part of the network has a bias."""
         return self.W_U.new_zeros(self.architecture.width)
+
+    def readout(self, resid_BTD: Tensor) -> Tensor:
+        """Logits (B, T, W) of a state of the stream: the final norm, then the unembedding."""
+        return self.unembed(self.ln_final(resid_BTD))
 
     def tokens_to_residual_directions(self, tokens: str | int | Tensor) -> Tensor:
         """Direction of each token's logit in the normalised stream, the final norm's gain folded in: (..., D)."""

@@ -17,7 +17,7 @@ NAMES = (
     "dyck_icl",
 )
 """Probes that answer from a capture as from a running network."""
-RUNNING: tuple[str, ...] = ("ablation", "patching")
+RUNNING: tuple[str, ...] = ("ablation", "logit_lens", "patching")
 """Probes that run the network again, or read its weights: their commands take --ckpt alone."""
 
 

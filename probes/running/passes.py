@@ -3,7 +3,7 @@
 torch is imported by whoever runs a network; this file is imported by commands that only say what they take.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -28,10 +28,6 @@ def pass_inputs(network: "LoopedModel", batch: Batch) -> "tuple[Tensor, PassOpti
     return tokens_BT, {"segment_start_BT": start_BT, "attention": "eager"}
 
 
-def predicts(batch: Batch) -> "np.ndarray[tuple[int, int], np.dtype[np.bool_]]":
-    """Which positions predict a token of their own document that follows them. -> (B, T)"""
-    samples = batch.samples
-    start_BT, length = samples.segment_start_NT, samples.ids_NT.shape[1]
-    inside_BT = np.arange(1, length + 1) < samples.length_N[:, None]
-    inside_BT[:, :-1] &= start_BT[:, 1:] == start_BT[:, :-1]
-    return inside_BT
+def tensor(batch: Batch, step: int, suffix: str) -> "Tensor":
+    """A site of a running network's batch, where the network is."""
+    return cast("Tensor", batch.sites[step, suffix])

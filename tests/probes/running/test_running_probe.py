@@ -14,8 +14,9 @@ from cache.record import record, run_batches
 from model.hooks.looped_model import LoopedModel
 from model.network import LoopedMoE
 from probes.running import command
-from probes.running.passes import pass_inputs, predicts
+from probes.running.passes import pass_inputs
 from probes.running.probe import Result, accumulate, answer, run
+from probes.statistics.along_steps import predicts
 from probes.statistics.arrays import ratio
 from probes.statistics.grid import Grid
 from probes.statistics.quantities import Quantity
