@@ -122,7 +122,7 @@ def write_checkpoint(
         write_whole(scratch / README, readme.encode())
         write_whole(scratch / WEIGHTS, save(stored))  # not `save_file`, whose error on a full disk is no OSError
         os.replace(scratch, folder)
-    except BaseException:
+    except BaseException:  # whatever ends it, Ctrl-C too, leaves no half-written folder
         shutil.rmtree(scratch, ignore_errors=True)
         raise
 

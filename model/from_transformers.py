@@ -6,7 +6,6 @@ A dense MLP is one expert that every token is sent to. What our network does not
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model.families.network import FamilyNetwork
-from model.families.opening import open_network, quiet
+from model.families.opening import looped_config, open_network, quiet
 from model.network import LoopedMoE
 from model.tokenizers import tokenizer_files
 from smelt_interp.config import ModelConfig
@@ -38,14 +37,7 @@ def from_transformers(folder: str | Path, loop: LoopedSpan | None = None) -> Loo
         raise UserError(f"a folder to be taken over must be of {', '.join(HELD)}; got one of our own, {folder}")
     config = held_config(theirs.model.config)
     if loop is not None:
-        loop.plan(config.num_layers)  # raises for a span outside the layers
-        config = replace(
-            config,
-            loop_start=loop.layers.start,
-            loop_stop=loop.layers.stop,
-            num_visits=loop.visits,
-            loop_scale=loop.factor,
-        )
+        config = looped_config(config, loop)
     with torch.device("meta"):
         network = LoopedMoE(config, tokenizer=theirs.tokenizer)
     stored = dict(theirs.model.state_dict())

@@ -75,7 +75,7 @@ class KVCache:
         rooms, lengths = list(self._rooms), list(self._lengths)
         try:
             yield
-        except BaseException:
+        except BaseException:  # whatever ends the pass, Ctrl-C too, leaves the slots as they were
             self._rooms, self._lengths = rooms, lengths
             raise
         if not keep:

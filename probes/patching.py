@@ -36,7 +36,7 @@ from smelt_interp.data.dyck import Swap, dyck_pairs
 from smelt_interp.data.dyck_scores import answer_start
 from smelt_interp.data.samples import Role, Samples
 from smelt_interp.errors import UserError
-from smelt_interp.sites import SITES, check_suffix
+from smelt_interp.sites import check_heads
 from smelt_interp.validation import Seed, different, validated
 
 if TYPE_CHECKING:
@@ -76,10 +76,7 @@ class Options:
 
     def __post_init__(self) -> None:
         different("sites", self.sites)
-        for suffix in self.sites:
-            site = SITES[check_suffix(suffix)]
-            if self.by == "head" and not {*site.axes} & {*"QG"}:
-                raise UserError(f"sites must have heads with --by head; got {suffix}: attn.hook_z has some")
+        check_heads(self.sites, by_head=self.by == "head")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,6 +73,14 @@ def check_suffix(suffix: str) -> str:
     return suffix
 
 
+def check_heads(suffixes: Iterable[str], *, by_head: bool) -> None:
+    """Raise `UserError` for a suffix that is none, and `by_head` for a site without an axis of heads."""
+    for suffix in suffixes:
+        axes = SITES[check_suffix(suffix)].axes
+        if by_head and not {*axes} & {*"QG"}:
+            raise UserError(f"sites must have heads with --by head; got {suffix}: attn.hook_z has some")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`; nearest: a, b` for the closest valid names, or the empty string when nothing is close."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)

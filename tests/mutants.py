@@ -88,7 +88,7 @@ def faults(path: Path) -> Iterator[Fault]:
     def fault(node: ast.AST, stop: int, start: int, new: str) -> Fault:
         old = source[start:stop].decode()
         name = str(path.relative_to(ROOT))
-        return Fault(path=name, line=node.lineno, start=start, stop=stop, old=old, new=new)  # type: ignore[attr-defined]
+        return Fault(path=name, line=node.lineno, start=start, stop=stop, old=old, new=new)  # type: ignore[attr-defined]  # of a node with a place
 
     def begin(node: ast.expr) -> int:
         return starts[node.lineno - 1] + node.col_offset
@@ -172,14 +172,14 @@ def tried(fault: Fault, tests: list[str], seconds: float) -> str:
         try:
             signal.alarm(int(60 + 10 * seconds))
             wrong, load = str(ROOT / fault.path), SourceFileLoader.get_data
-            SourceFileLoader.get_data = lambda self, path: (  # type: ignore[method-assign]
+            SourceFileLoader.get_data = lambda self, path: (  # type: ignore[method-assign]  # how the fault gets in
                 fault.of(load(self, path)) if path == wrong else load(self, path)
             )
             sys.dont_write_bytecode = True
             for name in [name for name in sys.modules if name.partition(".")[0] in PRODUCT]:
                 del sys.modules[name]
             # Compiled files of the module stand beside it without the fault.
-            SourceFileLoader.path_stats = lambda self, path: (_ for _ in ()).throw(OSError)  # type: ignore[method-assign]
+            SourceFileLoader.path_stats = lambda self, path: (_ for _ in ()).throw(OSError)  # type: ignore[method-assign]  # likewise
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests])
         finally:

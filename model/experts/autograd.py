@@ -48,7 +48,8 @@ def run(call: ExpertCall, *, summed: bool) -> tuple[Tensor, Kept]:
     elif keep or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         result, *kept = ExpertLayer.apply(*arguments)
     else:  # no derivative of either kind: save autograd's 50 us
-        return _backend(call.backend).forward(call, summed=summed, keep=False)  # type: ignore[no-any-return]
+        plain: tuple[Tensor, Kept] = _backend(call.backend).forward(call, summed=summed, keep=False)
+        return plain
     return result, Kept(*kept)
 
 

@@ -108,13 +108,13 @@ class FamilyNetwork(LoopedModel):
         return embedding
 
     @property
-    def unembed(self) -> Weighted:  # type: ignore[override]
+    def unembed(self) -> Weighted:  # type: ignore[override]  # theirs, as well
         """The map from the stream to logits."""
         unembedding: Weighted = self.model.get_output_embeddings()
         return unembedding
 
     @property
-    def ln_final(self) -> Weighted:  # type: ignore[override]
+    def ln_final(self) -> Weighted:  # type: ignore[override]  # theirs, as well
         """The last norm."""
         norm: Weighted = self.model.get_submodule(self.family.final_norm)
         return norm

@@ -61,7 +61,7 @@ def open_network(checkpoint: str | Path, opening: Opening = PLAIN) -> LoopedMode
     if opening.loop is None:
         return network
     with torch.device("meta"):
-        looped = LoopedMoE(_looped(network, opening.loop), tokenizer=network.tokenizer)
+        looped = LoopedMoE(looped_config(network.config, opening.loop), tokenizer=network.tokenizer)
     looped.load_state_dict(network.state_dict(), assign=True)
     looped.eval()
     return looped
@@ -72,7 +72,7 @@ def untrained_network(checkpoint: str | Path, seed: int, opening: Opening = PLAI
     folder = checkpoint_folder(checkpoint, allow_download=opening.allow_download)
     if _model_type(folder) is None:
         trained = LoopedMoE.from_pretrained(folder)
-        config = trained.config if opening.loop is None else _looped(trained, opening.loop)
+        config = trained.config if opening.loop is None else looped_config(trained.config, opening.loop)
         network = LoopedMoE(config, seed=seed, tokenizer=trained.tokenizer)
         network.eval()
         return network
@@ -90,13 +90,13 @@ def _hooked(model: "PreTrainedModel", tokenizer: Tokenizer, opening: Opening) ->
     return network
 
 
-def _looped(network: LoopedMoE, loop: LoopedSpan) -> ModelConfig:
-    """The config of one of our Baselines with a looped span."""
-    if network.config.num_visits > 1:
+def looped_config(config: ModelConfig, loop: LoopedSpan) -> ModelConfig:
+    """The config of a Baseline with a looped span. Raises `UserError` for one with a loop, and for other layers."""
+    if config.num_visits > 1:
         raise UserError("--loop must be of a network that runs each layer once; got one with a loop of its own")
-    loop.plan(network.config.num_layers)  # raises for a span outside the layers
+    loop.plan(config.num_layers)  # raises for a span outside the layers
     return replace(
-        network.config,
+        config,
         loop_start=loop.layers.start,
         loop_stop=loop.layers.stop,
         num_visits=loop.visits,

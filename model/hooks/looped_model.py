@@ -302,7 +302,7 @@ class LoopedModel(HookedRootModule):
     @property
     def cfg(self) -> TransformerLensConfig:
         """transformer-lens's view of the network, `model.hooks.lens_config`, made anew at each use."""
-        raise NotImplementedError(f"{type(self).__name__} must define cfg")
+        raise NotImplementedError(f"{type(self).__name__} must define cfg")  # torch's modules have no abstract methods
 
     @property
     def W_E(self) -> Tensor:

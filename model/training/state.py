@@ -66,7 +66,7 @@ def save_state(run: Path, place: Place, tensors: dict[str, Tensor], keep_every: 
     except CheckpointException as error:
         shutil.rmtree(scratch, ignore_errors=True)
         _raise_first(error, folder)
-    except BaseException:
+    except BaseException:  # whatever ends it, Ctrl-C too, leaves no half-written state
         shutil.rmtree(scratch, ignore_errors=True)
         raise
     wait()

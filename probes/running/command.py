@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
@@ -18,7 +17,7 @@ import numpy as np
 
 import smelt_interp
 from cache.batch import Batch
-from probes.running import report
+from probes.running import exports, report
 from probes.running.probe import NEEDS_A_NETWORK, Probe, Result, is_choosing, is_reading, refusal, run
 from probes.running.source import UNTRAINED, SampleSet, Source, Subject, open_subjects, sample_sets
 from probes.running.stored import keep_result
@@ -35,6 +34,7 @@ from smelt_interp.validation import validated
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from plotly.graph_objects import Figure
 
 Measure = TypeVar("Measure")
 SCHEMA = "smelt.result"
@@ -137,7 +137,7 @@ def _command(name: str, probe: Probe, argv: Sequence[str]) -> None:
     # Files first: whoever reads what is printed may close the pipe.
     said = remarks(document)
     if asked.output.out is not None:
-        write_folder(asked.output.out, measured, text)
+        write_folder(asked.output.out, measured, document, text)
     if asked.source.capture is not None:
         said.append(keep_result(asked.source.capture, document, text))
     if asked.output.json:
@@ -280,11 +280,11 @@ def plain_options(options: object) -> dict[str, object]:
     return cast("dict[str, object]", values)
 
 
-def write_folder(folder: Path, measured: Sequence[Measured], text: str) -> None:
+def write_folder(folder: Path, measured: Sequence[Measured], document: Mapping[str, object], text: str) -> None:
     """PROBE.json, PROBE-DATA.csv for each set of samples, and PROBE.html with the figures of each set and network."""
     name, title = measured[0].name, measured[0].probe.TITLE
     report.write_text(folder / f"{name}.json", text)
-    figures: list[str] = []
+    figures: list[Figure] = []
     stems: list[str] = []
     for each in measured:
         stem = Path(each.data.name).stem
@@ -294,6 +294,6 @@ def write_folder(folder: Path, measured: Sequence[Measured], text: str) -> None:
         for subject, result in zip(each.subjects, each.results, strict=True):
             for words, drawn in result.figures.items():
                 drawn.update_layout(title=f"{title}, {words}: {subject.name} on {each.data.name}")
-                figures.append(drawn.to_html(include_plotlyjs=not figures, full_html=False))
-    page = f'<!doctype html><meta charset="utf-8"><title>{escape(title)}</title>\n'
-    report.write_text(folder / f"{name}.html", page + "\n".join(figures) + "\n")
+                figures.append(drawn)
+    page = exports.html_text(figures, title, exports.result_facts(document))
+    report.write_text(folder / f"{name}.html", page)

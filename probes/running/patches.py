@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model.hooks.hook_point import SitePoint
 from model.hooks.interventions import head_axis, random_like
 from model.hooks.looped_model import LoopedModel
 from model.kv_cache import KVCache
@@ -166,9 +167,10 @@ class PatchedRuns:
         """
         kept: dict[str, Tensor] = {}
 
-        def keep(x: Tensor, hook: object) -> Tensor:
-            kept[hook.name] = x if x.requires_grad else x.detach().requires_grad_()  # type: ignore[attr-defined]
-            return kept[hook.name]  # type: ignore[attr-defined]
+        def keep(x: Tensor, hook: SitePoint) -> Tensor:
+            name = str(hook.name)
+            kept[name] = x if x.requires_grad else x.detach().requires_grad_()
+            return kept[name]
 
         names = {hook_name(step, suffix): (suffix, step) for step in self.steps for suffix in suffixes}
         with torch.enable_grad():

@@ -19,7 +19,7 @@ from cache.store import Capture
 from cache.verify import verify
 from smelt_interp.errors import UserError, run_command
 from tests.support.forked import Child
-from tests.support.planted_captures import SITES, damage, planted_capture, random_batch, shard_paths, sign
+from tests.support.planted_captures import damage, numbers, planted_capture, random_batch, shard_paths, sign
 
 
 @pytest.fixture(scope="module")
@@ -119,20 +119,6 @@ def test_flipped_bits_elsewhere_are_found_by_the_checksums_of_the_format(path: P
         assert told > 30
 
     assert Child(look).wait() == (0, "")
-
-
-def numbers(folder: Path) -> list[object]:
-    """Everything that a reader is given."""
-    return [
-        (
-            {key: values.tobytes() for key, values in batch.sites.items()},
-            batch.logprob_BT.tobytes(),
-            batch.argmax_BT.tobytes(),
-            batch.sample_ids.tolist(),
-            batch.samples.digest(),
-        )
-        for batch in Capture(folder).batches(SITES)
-    ]
 
 
 def every_dataset(group: h5py.Group) -> Iterator[h5py.Dataset]:

@@ -9,13 +9,13 @@ import h5py
 import numpy as np
 
 from cache.manifest import MANIFEST
-from cache.store import Capture
 from cache.verify import verify
 from tests.campaigns.campaign import Case, damaged_bytes, damaged_json, pick, tried
 from tests.support.forked import Child
 from tests.support.planted_captures import (
     SITES,
     damage,
+    numbers,
     planted_capture,
     random_batch,
     shard_paths,
@@ -53,20 +53,6 @@ def campaign(folder: Path) -> Case:
         return f"{kind}: refused or read as recorded"
 
     return case
-
-
-def numbers(folder: Path) -> list[object]:
-    """Everything that a reader is given."""
-    return [
-        (
-            {key: values.tobytes() for key, values in batch.sites.items()},
-            batch.logprob_BT.tobytes(),
-            batch.argmax_BT.tobytes(),
-            batch.sample_ids.tolist(),
-            batch.samples.digest(),
-        )
-        for batch in Capture(folder).batches(SITES)
-    ]
 
 
 def spoil(random: np.random.Generator, kind: str, folder: Path, other: Path) -> None:

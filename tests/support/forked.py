@@ -53,7 +53,7 @@ def _run(work: Callable[[], None]) -> int:
         work()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 98
-    except BaseException:
+    except BaseException:  # whatever it is, the parent reads it
         traceback.print_exc()
         code = 97
     sys.stderr.flush()

@@ -80,3 +80,17 @@ def write_manifest(folder: Path, values: dict[str, object]) -> None:
     values.pop("digest", None)
     values["digest"] = digest_of(values)
     (folder / MANIFEST).write_text(json.dumps(values))
+
+
+def numbers(folder: Path) -> list[object]:
+    """Everything that a reader is given."""
+    return [
+        (
+            {key: values.tobytes() for key, values in batch.sites.items()},
+            batch.logprob_BT.tobytes(),
+            batch.argmax_BT.tobytes(),
+            batch.sample_ids.tolist(),
+            batch.samples.digest(),
+        )
+        for batch in Capture(folder).batches(SITES)
+    ]

@@ -59,7 +59,7 @@ def main() -> None:
                 try:
                     check(rank, Path(folder) / "meeting-point")
                     os._exit(0)
-                except BaseException as error:
+                except BaseException as error:  # whatever it is, the parent reads it
                     print(f"rank {rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 finally:
                     os._exit(1)

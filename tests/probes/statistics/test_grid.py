@@ -19,7 +19,7 @@ def grid(architecture: Architecture, **changes: object) -> Grid:
 
 
 def named(found: Grid, *levels: str) -> list[tuple[object, ...]]:
-    return [(*place.where.values(), place.positions, place.heads) for place in found.places(levels)]  # type: ignore[arg-type]
+    return [(*place.where.values(), place.positions, place.heads) for place in found.places(levels)]  # type: ignore[arg-type]  # words
 
 
 def test_a_row_names_the_layers_that_it_averages() -> None:
