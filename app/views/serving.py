@@ -48,6 +48,6 @@ def serving_page() -> None:
 def _show_times(place: DeltaGenerator, name: str, served: Serving) -> None:
     for figure, found in zip(TIMES, (served.decode, served.prefill), strict=True):
         place.metric(
-            f"{name}: {figure}", compact(1e3 * found.seconds, digits=4), f"bound by {found.bound}", delta_arrow="off",
+            f"{name}: {figure}", compact(found.milliseconds, digits=4), f"bound by {found.bound}", delta_arrow="off",
             delta_color="gray", border=True,
         )  # fmt: skip

@@ -121,6 +121,11 @@ class Roofline:
         """What the bound leaves: the peak, or less when memory is the slower."""
         return self.flops / self.seconds
 
+    @property
+    def milliseconds(self) -> float:
+        """As tables and pages give the time."""
+        return 1e3 * self.seconds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopedBlock:
@@ -273,12 +278,12 @@ def figures(found: Serving) -> dict[str, Cell]:
         "decode FLOPs": found.decode.flops,
         "decode FLOPs a byte": found.decode.intensity,
         "decode bound": found.decode.bound,
-        "time a token, ms": 1e3 * found.decode.seconds,
+        "time a token, ms": found.decode.milliseconds,
         "prefill weight bytes": found.prefill.weight_bytes,
         "prefill FLOPs": found.prefill.flops,
         "prefill FLOPs a byte": found.prefill.intensity,
         "prefill bound": found.prefill.bound,
-        "time to first token, ms": 1e3 * found.prefill.seconds,
+        "time to first token, ms": found.prefill.milliseconds,
         "looped block stored bytes": found.looped_block.stored_bytes,
         "looped block bytes a visit": found.looped_block.touched_bytes,
         "stored block fits L2": str(found.looped_block.stored_fits_l2),

@@ -1,0 +1,26 @@
+"""The folder of captures that the pages show."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cache.recording import write_capture
+from tests.support.app_captures import episodes
+from tests.support.app_pages import cut_short
+from tests.support.planted import BASELINE, LOOPED
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two whole captures, one cut short, one not finished."""
+    folder = tmp_path_factory.mktemp("captures")
+    for name, config in (("looped", LOOPED), ("baseline", BASELINE)):
+        write_capture(folder / name, [episodes(config)], dtype="float32", command=f"record {name}")
+    shutil.copytree(folder / "looped", folder / "cut")
+    cut_short(folder / "cut")
+    (folder / "half").mkdir()
+    request = {"command": "record half", "request": {"samples": {"number": 3}}}
+    (folder / "half" / "request.json").write_text(json.dumps(request))
+    return folder
