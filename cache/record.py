@@ -31,7 +31,7 @@ from smelt_interp.architecture import Architecture
 from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.samples import Samples
 from smelt_interp.errors import UserError, run_command
-from smelt_interp.looped_span import OpeningOptions, looped_span
+from smelt_interp.looped_span import OpeningOptions, Visits, looped_span
 from smelt_interp.plan import label
 from smelt_interp.sites import SITES, hook_name
 from smelt_interp.terminal.command_line import parse
@@ -43,6 +43,7 @@ from smelt_interp.validation import Seed, Threads, validated
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from model.families.opening import Opening
     from model.hooks.looped_model import LoopedModel
 
 DEFAULT_SITES = (
@@ -303,7 +304,7 @@ class RecordOptions(OpeningOptions):
     data: Annotated[DataOptions, tyro.conf.arg(name="")]
     sites: tuple[str, ...] = ()
     """Hook suffixes to keep; naming none takes those that the shipped probes read and the network has."""
-    loop_visits: Annotated[int, Field(ge=2, le=1000)] = 2
+    loop_visits: Visits = 2
     """With --loop: how often the span runs."""
     layers: Indices = ()
     visits: Indices = ()
@@ -324,6 +325,13 @@ class RecordOptions(OpeningOptions):
     untrained_seed: Seed = 0
     """Seed of the random weights."""
 
+    def opening(self) -> "Opening":
+        """How the checkpoint is opened."""
+        from model.families.opening import Opening
+
+        loop = looped_span(self, self.loop_visits)
+        return Opening(loop=loop, trust_remote_code=self.trust_remote_code, allow_download=self.allow_download)
+
 
 def record_checkpoint(options: RecordOptions, command: str) -> Capture:
     """Record what the options say, with its size printed first and its progress on the error stream.
@@ -332,11 +340,10 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
     """
     import torch  # it and transformer-lens take seconds to import
 
-    from model.families.opening import Opening, open_network, untrained_network
+    from model.families.opening import open_network, untrained_network
 
     torch.set_num_threads(options.threads)
-    loop = looped_span(options, options.loop_visits)
-    opening = Opening(loop=loop, trust_remote_code=options.trust_remote_code, allow_download=options.allow_download)
+    opening = options.opening()
     if options.untrained:
         model = untrained_network(options.ckpt, options.untrained_seed, opening)
     else:
@@ -350,7 +357,7 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
         "checkpoint": options.ckpt.resolve().name,
         "data": asdict(options.data),
     }
-    if loop is not None:
+    if (loop := opening.loop) is not None:
         source["loop"] = {"layers": str(loop.layers), "visits": loop.visits, "factor": loop.factor}
     if options.untrained:
         source["untrained_seed"] = options.untrained_seed

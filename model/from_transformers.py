@@ -5,7 +5,8 @@ A dense MLP is one expert that every token is sent to. What our network does not
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from model.families.opening import looped_config, open_network, quiet
 from model.network import LoopedMoE
 from model.tokenizers import tokenizer_files
 from smelt_interp.config import ModelConfig
+from smelt_interp.data.tokenizer import Tokenizer
 from smelt_interp.errors import UserError
 from smelt_interp.looped_span import LoopedSpan
 from smelt_interp.terminal.output_files import make_folder, write_whole
@@ -27,23 +29,26 @@ if TYPE_CHECKING:
 HELD = ("llama", "qwen3", "qwen3_moe", "mixtral")
 
 
-def from_transformers(folder: str | Path, loop: LoopedSpan | None = None) -> LoopedMoE:
-    """Our network with the weights of a folder that transformers loads, a span of its layers looped where asked for.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A network of theirs in our words."""
 
-    Raises `UserError` as `open_network` does, and for what our network cannot hold.
-    """
+    config: ModelConfig
+    weights: Mapping[str, Tensor]
+    tokenizer: Tokenizer
+
+
+def read_held(folder: str | Path, loop: LoopedSpan | None) -> Held:
+    """What `LoopedMoE.from_transformers` makes a network of. Raises `UserError` as that does."""
     theirs = open_network(folder)
     if not isinstance(theirs, FamilyNetwork):
         raise UserError(f"a folder to be taken over must be of {', '.join(HELD)}; got one of our own, {folder}")
     config = held_config(theirs.model.config)
     if loop is not None:
         config = looped_config(config, loop)
-    with torch.device("meta"):
-        network = LoopedMoE(config, tokenizer=theirs.tokenizer)
     stored = dict(theirs.model.state_dict())
-    network.load_state_dict({ours: _read(stored, name, config) for ours, name in _names(config)}, assign=True)
-    network.eval()
-    return network
+    weights = {ours: _read(stored, name, config) for ours, name in _names(config)}
+    return Held(config=config, weights=weights, tokenizer=theirs.tokenizer)
 
 
 def held_config(theirs: "PretrainedConfig") -> ModelConfig:
@@ -52,6 +57,7 @@ def held_config(theirs: "PretrainedConfig") -> ModelConfig:
     named, mixture = theirs.model_type, theirs.model_type in ("qwen3_moe", "mixtral")
     rope = theirs.rope_parameters if named in HELD else {}
     for holds, what in (
+        (named != "olmoe", "norm queries and keys head by head; got olmoe, which norms them over all heads"),
         (named in HELD, f"be one of {', '.join(HELD)}; got {named}"),
         (getattr(theirs, "hidden_act", "") == "silu", "have SiLU as activation"),
         (not getattr(theirs, "attention_bias", False), "have no biases in attention"),

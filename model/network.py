@@ -26,6 +26,7 @@ from model.tokenizers import read_tokenizer
 from smelt_interp.config import ModelConfig
 from smelt_interp.data.tokenizer import BYTES, Tokenizer
 from smelt_interp.errors import UserError
+from smelt_interp.looped_span import LoopedSpan
 
 
 class LoopedMoE(LoopedModel):
@@ -169,6 +170,22 @@ class LoopedMoE(LoopedModel):
         )
 
     # Checkpoints
+
+    @classmethod
+    def from_transformers(cls, folder: str | Path, loop: LoopedSpan | None = None) -> Self:
+        """Our network with the weights of a folder that transformers loads (Llama, Qwen3, Qwen3-MoE, Mixtral), a span
+        of its layers looped where asked for.
+
+        Raises `UserError` for a folder that cannot be opened, and for what our network cannot hold, by name.
+        """
+        from model.from_transformers import read_held  # transformers takes seconds to import
+
+        held = read_held(folder, loop)
+        with torch.device("meta"):
+            network = cls(held.config, tokenizer=held.tokenizer)
+        network.load_state_dict(held.weights, assign=True)
+        network.eval()
+        return network
 
     @classmethod
     def from_pretrained(cls, checkpoint: str | Path, *, allow_download: bool = False) -> Self:

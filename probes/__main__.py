@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -37,22 +37,28 @@ from probes.statistics.quantities import NULL_PREFIX, OTHER_PREFIX, Record
 from smelt_interp.architecture import Architecture
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.errors import run_command
+from smelt_interp.looped_span import NO_LAYERS, OpeningOptions, Visits
 from smelt_interp.sites import SITES
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.tables import Table, print_table
 from smelt_interp.validation import validated
 
+if TYPE_CHECKING:
+    from cache.record import RecordOptions
+
 SCHEMA = "smelt.results"
 
 
 @validated
-class Options:
+class Options(OpeningOptions):
     """What is recorded and measured."""
 
     ckpt: Path
-    """Folder of the checkpoint."""
+    """Folder of the checkpoint, ours or one of another family that transformers loads."""
+    visits: Visits = 2
+    """With --loop: how often the span runs."""
     against: tuple[Path, ...] = ()
-    """Folders of checkpoints to measure beside it, such as its Baseline."""
+    """Folders of checkpoints to measure beside it as they are, such as its Baseline."""
     captures: Path = Path("captures")
     """Folder of the captures."""
     samples: Annotated[int, Field(ge=1, le=10**6)] = 64
@@ -99,15 +105,28 @@ def record_all(options: Options, group: Group, command: str) -> list[Path]:
     from model.families.opening import open_network
 
     captures = []
-    for ckpt, untrained in [(options.ckpt, False), *((ckpt, False) for ckpt in options.against), (options.ckpt, True)]:
-        sites = group.sites(open_network(ckpt).architecture)
-        out = options.captures / f"{ckpt.resolve().name}{'-untrained' if untrained else ''}-{group.name}"
+    asked = RecordOptions(
+        ckpt=options.ckpt, out=options.captures, data=group.data, loop=options.loop, loop_visits=options.visits,
+        loop_scale=options.loop_scale, trust_remote_code=options.trust_remote_code,
+        allow_download=options.allow_download,
+    )  # fmt: skip
+    beside = [replace(asked, ckpt=ckpt, loop=NO_LAYERS) for ckpt in options.against]
+    for each in (asked, *beside, replace(asked, untrained=True)):
+        sites = group.sites(open_network(each.ckpt, each.opening()).architecture)
+        out = options.captures / f"{_capture_name(each)}-{group.name}"
         with contextlib.redirect_stdout(sys.stderr):
-            record_checkpoint(
-                RecordOptions(ckpt=ckpt, out=out, data=group.data, sites=sites, untrained=untrained), command
-            )
+            record_checkpoint(replace(each, out=out, sites=sites), command)
         captures.append(out)
     return captures
+
+
+def _capture_name(asked: "RecordOptions") -> str:
+    """The network's name: its folder's, the span that is looped, and that it is untrained."""
+    words = [asked.ckpt.resolve().name]
+    if asked.loop:
+        words += ["layers", f"{asked.loop}x{asked.loop_visits}"]
+        words += [] if asked.loop_scale == "1/r" else ["scale", str(asked.loop_scale)]
+    return "-".join([*words, "untrained"] if asked.untrained else words)
 
 
 def measure_group(group: Group, captures: Sequence[Path]) -> tuple[dict[str, Measured], list[str]]:
@@ -197,6 +216,7 @@ def main() -> None:
         sys.stdout.write(report.json_text(document))
         return
     name = options.ckpt.resolve().name
+    name += f", layers {options.loop} run {options.visits} times" if options.loop else ""
     print_table(overview(found, f"{name}: what stands for each probe, mean over the looped layers"))
     print_table(reproduction.table(card, name))
     for line in (*refused, f"{COUNTING}; {INTERVAL}"):

@@ -11,6 +11,8 @@ from smelt_interp.plan import Plan, Step
 from smelt_interp.validation import validated
 
 NO_LAYERS = LayerRange(0, 0)
+Visits = Annotated[int, Field(ge=2, le=1000)]
+"""How often a span runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.samples import Samples
 from smelt_interp.data.tokenizer import BYTES, Tokenizer
 from smelt_interp.errors import UserError
-from smelt_interp.looped_span import NO_LAYERS, OpeningOptions, looped_span
+from smelt_interp.looped_span import NO_LAYERS, OpeningOptions, Visits, looped_span
 from smelt_interp.validation import Threads, validated
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Source(OpeningOptions):
     ckpt: Path | None = None
     """Folder of a checkpoint, ours or one of another family that transformers loads; the network runs on the samples
     that the data options name."""
-    visits: Annotated[int, Field(ge=2, le=1000)] = 2
+    visits: Visits = 2
     """With --loop: how often the span runs."""
     capture: Path | None = None
     """Capture; nothing runs, and the samples are those recorded."""
@@ -202,7 +202,7 @@ def _captured(path: Path, source: Source) -> Subject:
     untrained = "untrained_seed" in capture.request
     weights = str(capture.request.get("weights", ""))
     return Subject(
-        name=path.stem,
+        name=path.resolve().name.removesuffix(".h5"),
         architecture=capture.architecture,
         described={"capture": str(path), "digest": capture.digest, UNTRAINED: untrained, "weights": weights},
         batches=batches,

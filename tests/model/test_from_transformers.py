@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from model.families.opening import Opening, open_network
-from model.from_transformers import HELD, export, from_transformers
+from model.from_transformers import HELD, export
+from model.network import LoopedMoE
 from smelt_interp.errors import UserError
 from tests.support.families import SPAN, write_folder
 from tests.support.networks import TINY, tiny_network
@@ -21,9 +22,9 @@ def test_our_network_with_their_weights_gives_their_logits_and_goes_back(name: s
     folder = write_folder(name, tmp_path / name)
     for loop in (None, SPAN):
         theirs_BTW = open_network(folder, Opening(loop=loop))(TOKENS_BT)
-        ours_BTW = from_transformers(folder, loop)(TOKENS_BT)
+        ours_BTW = LoopedMoE.from_transformers(folder, loop)(TOKENS_BT)
         assert (ours_BTW - theirs_BTW).abs().max() < 1e-4 * theirs_BTW.abs().max()
-    export(from_transformers(folder), tmp_path / "back")
+    export(LoopedMoE.from_transformers(folder), tmp_path / "back")
     assert torch.equal(open_network(tmp_path / "back")(TOKENS_BT), open_network(folder)(TOKENS_BT))
 
 
@@ -39,8 +40,14 @@ def test_an_unlooped_network_of_ours_is_exported(tmp_path: Path) -> None:
         export(tiny_network(), tmp_path / "looped")
 
 
-@pytest.mark.parametrize("name", ["olmoe", "gpt2"])
-def test_what_cannot_be_held_is_refused_by_name(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("olmoe", "must norm queries and keys head by head; got olmoe, which norms them over all heads; open it by it"),
+        ("gpt2", "must be one of llama, qwen3, qwen3_moe, mixtral; got gpt2; open it by itself"),
+    ],
+)
+def test_what_cannot_be_held_is_refused_by_name(name: str, message: str, tmp_path: Path) -> None:
     folder = write_folder(name, tmp_path / name)
-    with pytest.raises(UserError, match=rf"must be one of llama, qwen3, qwen3_moe, mixtral; got {name}; open it by it"):
-        from_transformers(folder)
+    with pytest.raises(UserError, match=message):
+        LoopedMoE.from_transformers(folder)

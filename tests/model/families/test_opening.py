@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from cache.record import RecordOptions, record_checkpoint
+from cache.store import Capture
 from model.families.convert_gguf import convert
 from model.families.opening import Opening, open_network, untrained_network
 from probes import attention_sink
+from probes.__main__ import Group, Options, record_all
 from probes.running.command import parse
 from probes.running.source import Source, open_subjects
 from smelt_interp.costs.spans import LayerRange
@@ -60,12 +61,19 @@ def test_a_command_loops_the_measured_network_and_not_the_one_beside_it(llama: P
         open_subjects(Source(capture=llama, loop=LayerRange(1, 3)), 0)
 
 
-def test_a_looped_llama_is_recorded(llama: Path, tmp_path: Path) -> None:
-    data = DataOptions(data=("code",), samples=2, length=16)
-    options = RecordOptions(ckpt=llama, out=tmp_path / "seen", data=data, loop=LayerRange(1, 3), loop_visits=2)
-    capture = record_checkpoint(options, "recorded")
-    assert capture.architecture == hooked("llama", SPAN).architecture
-    assert "mlp.hook_router_logits" not in capture.architecture.sites
+def test_every_probes_command_records_the_looped_network_the_unlooped_beside_it_and_itself_untrained(
+    llama: Path, tmp_path: Path
+) -> None:
+    group = Group(name="code", data=DataOptions(data=("code",), samples=2, length=16),
+                  probes={"sink": (attention_sink, attention_sink.Options())})  # fmt: skip
+    options = Options(ckpt=llama, against=(llama,), captures=tmp_path, loop=LayerRange(1, 3), loop_scale=0.25)
+    found = [Capture(path) for path in record_all(options, group, "recorded")]
+    assert [each.path.name for each in found] == [
+        "llama-layers-2-3x2-scale-0.25-code", "llama-code", "llama-layers-2-3x2-scale-0.25-untrained-code",
+    ]  # fmt: skip
+    assert [len(each.architecture.steps) for each in found] == [6, 4, 6]
+    assert found[0].architecture.loop_factors == (1, 0.25, 0.25, 0.25, 0.25, 1)
+    assert found[0].architecture == found[2].architecture
 
 
 @pytest.mark.parametrize(
