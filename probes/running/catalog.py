@@ -15,6 +15,8 @@ NAMES = (
     "residual_updates",
     "massive_activations",
     "dyck_icl",
+    "domain_loss",
+    "length_gain",
 )
 """Probes that answer from a capture as from a running network."""
 RUNNING: tuple[str, ...] = ("ablation", "logit_lens", "patching")

@@ -18,7 +18,7 @@ import numpy as np
 import smelt_interp
 from cache.batch import Batch
 from probes.running import exports, report
-from probes.running.probe import NEEDS_A_NETWORK, Probe, Result, is_choosing, is_reading, refusal, run
+from probes.running.probe import NEEDS_A_NETWORK, Probe, Result, is_choosing, is_paired, is_reading, refusal, run
 from probes.running.source import UNTRAINED, SampleSet, Source, Subject, open_subjects, sample_sets
 from probes.running.stored import keep_result
 from probes.statistics.bootstrap import NUM_RESAMPLES
@@ -80,13 +80,23 @@ class Measured:
     """Networks beside it that it cannot measure, and why."""
 
     def joined(self) -> tuple[list[Record], list[str]]:
-        """The first network's rows with the other networks' numbers beside them, and what is to be said about them."""
+        """The first network's rows with the other networks' numbers beside them, then what it has over each other one
+        that was trained, and what is to be said about them."""
         rows, notes = self.results[0].rows(), list(self.left_out)
+        more: list[Record] = []
         for subject, result in zip(self.subjects[1:], self.results[1:], strict=True):
             once = not subject.architecture.loops
             rows, said = report.join_networks(rows, result.rows(), subject.name, once=once)
             notes += said
-        return rows, notes
+            more += [] if subject.untrained else [{**row, "against": subject.name} for row in self._over(result)]
+        return rows + more, notes
+
+    def _over(self, other: Result) -> list[Record]:
+        """What the first network has over another, where the probe says so."""
+        own = self.results[0]
+        if not is_paired(self.probe) or own.totals is None or other.totals is None:
+            return []
+        return [row for quantity in self.probe.against(own.totals, other.totals) for row in quantity.rows()]
 
     def table(self) -> "DataFrame":
         """The same as a pandas table."""

@@ -25,6 +25,9 @@ It gets the batches of that network, with the sites that it needs (maybe none), 
 and one that measures samples of its own making, such as pairs, also has `choose_samples(subject, data, options)`, which
 gives those sets for the data options.
 
+Any probe may have `against(totals, others)`: the quantities in which this network exceeds another on the same samples.
+Both share their resamples of documents, so that a difference of their sums is paired by document.
+
 Its mathematics are three functions that it gives to `Sums`: `lay_out` says which steps and heads are measured, `reduce`
 turns a batch into small sums by sample, `quantities` turns sums into numbers on a grid of steps and heads. Rows,
 intervals, nulls and differences of visits are made of those in `probes.statistics`.
@@ -34,11 +37,11 @@ Layers, visits and heads count from 0 in options and arrays, from 1 in commands,
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeGuard, cast
 
 from cache.batch import Batch
 from probes.statistics.grid import Where
-from probes.statistics.quantities import Record, records, table
+from probes.statistics.quantities import Quantity, Record, records, table
 from probes.statistics.sums import Layout, Options, Sums, Totals
 from smelt_interp.architecture import Architecture, Loop
 from smelt_interp.data.datasets import DataOptions
@@ -67,6 +70,8 @@ class Result:
     by_sample: "DataFrame | None"
     """The headline's numbers for every sample; None unless they were asked for."""
     draw: "Callable[[], dict[str, Figure]]" = field(repr=False)
+    totals: Totals[object, object] | None = field(default=None, repr=False)
+    """The sums that the table was made of, for differences from another network; None where a table was read."""
 
     @property
     def figures(self) -> "dict[str, Figure]":
@@ -119,6 +124,12 @@ class ChoosingProbe(Probe, Protocol):
     choose_samples: "Callable[[Subject, DataOptions, object], tuple[SampleSet, ...]]"
 
 
+class PairedProbe(Probe, Protocol):
+    """A probe that says what a network has over another."""
+
+    against: Callable[[Totals[object, object], Totals[object, object]], list[Quantity]]
+
+
 def is_running(probe: Probe) -> TypeGuard[RunningProbe]:
     """Whether a probe asks for the network itself."""
     return hasattr(probe, "start_on")
@@ -132,6 +143,11 @@ def is_editing(probe: Probe) -> TypeGuard[EditingProbe]:
 def is_choosing(probe: Probe) -> TypeGuard[ChoosingProbe]:
     """Whether a probe makes its samples."""
     return hasattr(probe, "choose_samples")
+
+
+def is_paired(probe: Probe) -> TypeGuard[PairedProbe]:
+    """Whether a probe says what a network has over another."""
+    return hasattr(probe, "against")
 
 
 def is_reading(probe: Probe) -> TypeGuard[ReadingProbe]:
@@ -153,6 +169,7 @@ def answer(sums: Sums[Layout, Options], draw: "Callable[[Totals[Layout, Options]
         tokens=sums.tokens,
         by_sample=sums.by_sample(),
         draw=lambda: draw(totals),
+        totals=cast("Totals[object, object]", totals),
     )
 
 

@@ -32,6 +32,8 @@ CHANGED = {
     "expert_load": {},
     "massive_activations": {"floor": "50.5"},
     "dyck_icl": {},
+    "domain_loss": {},
+    "length_gain": {},
 }
 
 

@@ -36,6 +36,8 @@ LINES = {
     "probes.logit_lens": TRACES,
     "probes.patching": "--ckpt ../tiny --samples 2 --shots 1",
     "probes.dyck_icl": "--ckpt ../tiny --samples 2 --shots 0 1",
+    "probes.domain_loss": TRACES,
+    "probes.length_gain": TRACES,
     "cache.record": f"{TRACES} --out recorded",
     "cache.info": CAPTURE,
     "cache.verify": CAPTURE,
