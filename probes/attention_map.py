@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cache.store import Capture
-from smelt_interp.data.samples import Role, Samples
+from smelt_interp.data.samples import Role, Samples, role_name
 from smelt_interp.errors import UserError
 from smelt_interp.plan import Step
 
@@ -34,11 +34,6 @@ _DEPTHS = ((0.0, 0.0), (0.02, 0.14), (0.2, 0.5), (1.0, 1.0))
 
 Scale = list[list[float | str]]
 """A plotly colour scale: pairs of a position from 0 to 1 and a colour."""
-
-
-def role_name(role: Role) -> str:
-    """`demonstration answer`: the role as a person reads it."""
-    return role.name.lower().replace("_", " ")
 
 
 def visible(

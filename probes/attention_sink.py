@@ -39,7 +39,7 @@ from probes.statistics.quantities import Quantity, no_note
 from probes.statistics.sums import Reduced, Sums, Totals
 from smelt_interp.architecture import Architecture, Loop
 from smelt_interp.data.datasets import DataOptions
-from smelt_interp.data.samples import Role, Samples, token_class
+from smelt_interp.data.samples import Role, Samples, role_name, token_class
 from smelt_interp.errors import UserError
 from smelt_interp.similarity import ROW_SUM_TOLERANCE
 from smelt_interp.terminal.from_one import Indices
@@ -334,7 +334,7 @@ def _strongest_keys(totals: Totals[Grid, Options], uniform: float, undefined: st
 
     def name(key_X: NDArray[np.integer], at: int) -> str:
         position = int(key_X.flat[at])
-        return f"key {position + 1}, {Role(int(role_P[position])).name.lower().replace('_', ' ')}"
+        return f"key {position + 1}, {role_name(Role(int(role_P[position])))}"
 
     head_LQP = totals.whole["head_key"]
     key_LQ = head_LQP.argmax(-1)

@@ -30,7 +30,7 @@ from cache.batch import Batch
 from probes.running import command
 from probes.running.probe import Result, answer
 from probes.statistics.arrays import Mask, is_token, ratio, token_values
-from probes.statistics.bootstrap import weights
+from probes.statistics.bootstrap import num_groups, weights
 from probes.statistics.experts import INDICES, LOGITS, routed_steps
 from probes.statistics.grid import STEPS, Grid, Place
 from probes.statistics.quantities import Quantity
@@ -39,7 +39,7 @@ from probes.statistics.sums import Reduced, Sums, Totals
 from smelt_interp.architecture import Architecture, Loop, Router
 from smelt_interp.arrays import Array, Floats, moved
 from smelt_interp.data.datasets import DataOptions
-from smelt_interp.data.samples import Role, Samples, token_class
+from smelt_interp.data.samples import Role, Samples, role_name, token_class
 from smelt_interp.data.token_text import TokenClass
 from smelt_interp.similarity import chosen
 from smelt_interp.validation import Seed, validated
@@ -56,9 +56,6 @@ TOKEN_CLASSES: tuple[TokenClass, ...] = (
 )  # fmt: skip
 """The first that holds is a token's class; what has none of them is `other`."""
 KINDS = ("role", "token class", "domain")
-MOST_GROUPS, FEWEST_GROUPS, GROUP_ENTRIES = 64, 8, 2**22
-"""Pairs of experts are counted by group of documents, since a resample of each pair would not fit into memory: as many
-groups as keep the counts below so many numbers."""
 
 
 @validated
@@ -121,7 +118,7 @@ def classes(samples: Samples) -> dict[str, dict[str, Mask]]:
     token_BT = is_token(samples)
     found: dict[str, dict[str, Mask]] = {kind: {} for kind in KINDS}
     for role in Role:
-        found["role"][role.name.lower().replace("_", " ")] = token_BT & (samples.role_NT == role)
+        found["role"][role_name(role)] = token_BT & (samples.role_NT == role)
     rest_BT = token_BT
     for name in TOKEN_CLASSES:
         of_class_BT = rest_BT & token_class(samples, name)
@@ -130,11 +127,6 @@ def classes(samples: Samples) -> dict[str, dict[str, Mask]]:
     for domain in dict.fromkeys(samples.domain_N.tolist()):
         found["domain"][domain.decode()] = token_BT & (samples.domain_N == domain)[:, None]
     return {kind: {name: of_BT for name, of_BT in each.items() if of_BT.any()} for kind, each in found.items()}
-
-
-def num_groups(architecture: Architecture, num_steps: int) -> int:
-    """Groups of documents by which pairs of experts are counted."""
-    return min(MOST_GROUPS, max(FEWEST_GROUPS, GROUP_ENTRIES // (num_steps * architecture.num_experts**2)))
 
 
 # Sums
@@ -153,7 +145,7 @@ def reduce(batch: Batch, grid: Grid, options: Options) -> Reduced:
     names, class_BZT = _stacked_classes(samples)
     orders_XBT = shuffled_positions(token_BT, batch.sample_ids, options.resample_seed, options.shuffles)
     shuffled_XBZT = np.stack([np.take_along_axis(class_BZT, order_BT[:, None], -1) for order_BT in orders_XBT])
-    groups = num_groups(architecture, len(grid.steps))
+    groups = num_groups(len(grid.steps) * architecture.num_experts**2)
     group_GB = samples.document_N % groups == np.arange(groups)[:, None]
     steps = [
         _step_sums(batch, step, class_BZT, shuffled_XBZT, group_GB) for step in grid.steps if isinstance(step, int)

@@ -34,7 +34,7 @@ from smelt_interp.architecture import Architecture, Loop
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.data.dyck import Swap, dyck_pairs
 from smelt_interp.data.dyck_scores import answer_start
-from smelt_interp.data.samples import Role, Samples
+from smelt_interp.data.samples import Role, Samples, role_name
 from smelt_interp.errors import UserError
 from smelt_interp.sites import check_heads
 from smelt_interp.validation import Seed, different, validated
@@ -134,7 +134,7 @@ def token_groups(samples: Samples, options: Options) -> dict[str, NDArray[np.boo
         return {f"{back} before": position_T == start_B1 - back for back in range(1, options.last + 1)}
     roles = (Role.DEMONSTRATION_INPUT, Role.DEMONSTRATION_ANSWER, Role.QUERY)
     last_BT = position_T == start_B1 - 1
-    groups = {role.name.lower().replace("_", " "): (samples.role_NT == role) & ~last_BT for role in roles}
+    groups = {role_name(role): (samples.role_NT == role) & ~last_BT for role in roles}
     return {**groups, "last token": last_BT}
 
 

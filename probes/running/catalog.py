@@ -12,6 +12,7 @@ NAMES = (
     "projection_similarity",
     "expert_overlap",
     "expert_load",
+    "expert_tokens",
     "residual_updates",
     "massive_activations",
     "dyck_icl",

@@ -21,6 +21,9 @@ NUM_RESAMPLES = 400
 FEWEST = 5
 """Documents from which quantiles of the resamples cover; measured in the tests."""
 LEVEL = 0.95
+MOST_GROUPS, FEWEST_GROUPS, GROUP_ENTRIES = 64, 8, 2**22
+"""Numbers of which a resample each would not fit into memory are counted by group of documents, whose number then
+stands for a document's: as many groups as keep the counts below so many."""
 
 
 class Estimate(NamedTuple):
@@ -46,6 +49,11 @@ def weights(seed: int, document_B: NDArray[np.integer]) -> NDArray[np.float64]:
         key = np.random.SeedSequence([seed, document % 2**64, 1])
         draws_DR[index] = np.random.Generator(np.random.PCG64(key)).poisson(1.0, NUM_RESAMPLES)
     return np.concatenate([np.ones((1, len(document_B))), draws_DR[of_sample_B].T])
+
+
+def num_groups(entries: int) -> int:
+    """Groups of documents by which that many numbers are counted."""
+    return min(MOST_GROUPS, max(FEWEST_GROUPS, GROUP_ENTRIES // entries))
 
 
 def binomial_interval(value: float, n: int) -> Estimate:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from cache.batch import Batch
 from probes.statistics.arrays import Floats, Mask, is_token, to_numpy
 from probes.statistics.bootstrap import weights
+from probes.statistics.examples import Examples
 from probes.statistics.grid import headline_loops
 from probes.statistics.neighbours import Neighbours
 from probes.statistics.quantities import Quantity, headline_columns
@@ -38,6 +39,8 @@ class Reduced:
     """(...): the largest over batches."""
     defined: Mapping[str, Mask] = field(default_factory=dict)
     """(B,): which samples define a quantity; an interval's n counts their documents."""
+    examples: Mapping[str, Examples] = field(default_factory=dict)
+    """Tokens worth showing: the best of all batches are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,7 @@ class Totals(Generic[Layout, Options]):
     largest: Mapping[str, NDArray[np.float64]]
     n: Mapping[str, int]
     """Documents that define each of `Reduced.defined`."""
+    examples: Mapping[str, Examples]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +138,7 @@ class Sums(Generic[Layout, Options]):
         self._whole: dict[str, Floats] = {}
         self._largest: dict[str, Floats] = {}
         self._defined: dict[str, Distinct] = {}
+        self._examples: dict[str, Examples] = {}
         self._by_sample: list[dict[str, NDArray[np.generic]]] = []
         self._samples, self._documents = Distinct(), Distinct()
         self.tokens = 0
@@ -161,13 +166,14 @@ class Sums(Generic[Layout, Options]):
             _combine(self._largest, name, to_numpy(most), np.maximum)
         for name, defined_B in reduced.defined.items():
             self._defined.setdefault(name, Distinct()).add(document_B[defined_B])
+        self._keep(reduced.examples)
         if self._between is not None:
             self._compare(self._neighbours.add(batch))
         if self.keep_samples:
             whole, largest = ({k: to_numpy(x) for k, x in d.items()} for d in (reduced.whole, reduced.largest))
             n = {name: int(defined_B.sum()) for name, defined_B in reduced.defined.items()}
             with np.errstate(invalid="ignore", divide="ignore"):
-                totals = self._as_totals({**by_sample, **counts}, whole, largest, n)
+                totals = self._as_totals({**by_sample, **counts}, whole, largest, n, reduced.examples)
                 columns = headline_columns(self._quantities(totals), len(samples))
             about = {"sample": batch.sample_ids, "document": document_B, "domain": samples.domain_N.astype(str)}
             self._by_sample.append({**about, **columns})
@@ -186,11 +192,17 @@ class Sums(Generic[Layout, Options]):
             _combine(self._largest, name, x, np.maximum)
         for name, documents in other._defined.items():
             self._defined.setdefault(name, Distinct()).merge(documents)
+        self._keep(other._examples)
         self._compare(self._neighbours.merge(other._neighbours))
         self._samples.merge(other._samples)
         self._documents.merge(other._documents)
         self._by_sample += other._by_sample
         self.tokens += other.tokens
+
+    def _keep(self, found: Mapping[str, Examples]) -> None:
+        """Keep the best of these examples and those that are kept."""
+        for name, each in found.items():
+            self._examples[name] = self._examples[name].merged(each) if name in self._examples else each
 
     def _compare(self, met: Sequence[tuple[Batch, Batch]]) -> None:
         """Add what neighbours come to together."""
@@ -219,7 +231,7 @@ class Sums(Generic[Layout, Options]):
         if not self.samples:
             raise UserError("samples to measure must be at least one; got 0")
         n = {name: len(documents) for name, documents in self._defined.items()}
-        return self._as_totals(self._sums, self._whole, self._largest, n)
+        return self._as_totals(self._sums, self._whole, self._largest, n, self._examples)
 
     def quantities(self) -> list[Quantity]:
         """What the sums say."""
@@ -235,7 +247,12 @@ class Sums(Generic[Layout, Options]):
         return concat(frames, ignore_index=True).sort_values("sample", ignore_index=True)
 
     def _as_totals(
-        self, sums: Mapping[str, Floats], whole: Mapping[str, Floats], largest: Mapping[str, Floats], n: dict[str, int]
+        self,
+        sums: Mapping[str, Floats],
+        whole: Mapping[str, Floats],
+        largest: Mapping[str, Floats],
+        n: dict[str, int],
+        examples: Mapping[str, Examples],
     ) -> Totals[Layout, Options]:
         assert self._layout is not None  # laid out with the first batch
         return Totals(
@@ -246,6 +263,7 @@ class Sums(Generic[Layout, Options]):
             whole={name: np.asarray(x, np.float64) for name, x in whole.items()},
             largest={name: np.asarray(x, np.float64) for name, x in largest.items()},
             n=n,
+            examples=examples,
         )
 
 

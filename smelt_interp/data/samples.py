@@ -26,6 +26,11 @@ class Role(IntEnum):
     TEXT = 7
 
 
+def role_name(role: Role) -> str:
+    """`demonstration answer`: a role as a person reads it."""
+    return role.name.lower().replace("_", " ")
+
+
 class Episode(NamedTuple):
     """What a Dyck row asks; the defaults are those of a row that is no Dyck episode."""
 

@@ -31,6 +31,7 @@ LINES = {
     "probes.projection_similarity": TRACES,
     "probes.expert_overlap": TRACES,
     "probes.expert_load": TRACES,
+    "probes.expert_tokens": TRACES,
     "probes.residual_updates": TRACES,
     "probes.ablation": TRACES,
     "probes.logit_lens": TRACES,

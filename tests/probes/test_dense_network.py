@@ -20,7 +20,7 @@ from tests.support.dense import CONTEXT, SITES, DenseNested, tokenizer
 NETWORK = DenseNested().eval()
 MEASURED = ("attention_sink", "projection_similarity", "residual_updates", "massive_activations", "dyck_icl",
             "domain_loss", "length_gain")  # fmt: skip
-REFUSED = ("expert_overlap", "expert_load")
+REFUSED = ("expert_overlap", "expert_load", "expert_tokens")
 
 
 @pytest.fixture(scope="module")

@@ -235,13 +235,6 @@ def test_three_visits_have_a_load_each() -> None:
     assert {row["visit"] for row in result.rows() if row["quantity"] == "MaxVio"} == {1, 2, 3}
 
 
-def test_pairs_of_many_experts_are_counted_in_fewer_groups() -> None:
-    wide = replace(LOOPED, num_experts=288, top_k=8).architecture()
-    assert probe.num_groups(LOOPED.architecture(), 6) == 64
-    assert probe.num_groups(wide, 6) * 6 * 288**2 <= 2**22
-    assert probe.num_groups(wide, 24) == 8
-
-
 def test_a_dense_network_has_no_router() -> None:
     batch = planted_batch(NESTED, text_samples(), {})
     with pytest.raises(UserError, match=r"^routing must be measured on a network with experts; got nested, which"):

@@ -8,7 +8,7 @@ from scipy.stats import binom
 
 from probes.statistics import bootstrap
 from probes.statistics.arrays import ratio
-from probes.statistics.bootstrap import FEWEST, NUM_RESAMPLES, interval, weights
+from probes.statistics.bootstrap import FEWEST, NUM_RESAMPLES, interval, num_groups, weights
 
 Planted = Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray, np.ndarray]]
 """A draw: sums and counts of each sample, and the document it is of. The true ratio is 0.5."""
@@ -125,3 +125,9 @@ def test_resamples_that_define_nothing_are_left_out_and_one_document_has_no_inte
     assert 0.4 <= interval(value_R, 9).low <= interval(value_R, 9).high <= 0.6
     assert np.isnan(interval(value_R, 1)[1:3]).all()
     assert np.isnan(interval(np.full(5, np.nan), 9).low)
+
+
+def test_many_numbers_are_counted_in_fewer_groups_of_documents() -> None:
+    assert num_groups(6 * 8**2) == 64
+    assert num_groups(6 * 288**2) * 6 * 288**2 <= 2**22
+    assert num_groups(24 * 288**2) == 8

@@ -1,0 +1,131 @@
+"""What experts fire on: planted routings of planted tokens give the shares, nulls and contexts that were planted."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cache.batch import Batch
+from probes import expert_tokens as probe
+from probes.running.probe import Result
+from probes.statistics.experts import INDICES, WEIGHTS
+from smelt_interp.errors import UserError
+from tests.support.answers import measure
+from tests.support.planted import BASELINE, LOOPED, NESTED, pick, planted_batch, random_sites, split_batch, text_samples
+
+NUM, LENGTH = 6, 12
+LETTER = "a"
+
+
+def planted(config=LOOPED) -> Batch:
+    """Layer 2: on visit 1 every `a` chooses expert 3 first and half of them 4 too, on visit 2 all choose 5 and 6; other
+    tokens choose 1 and 2 on both visits. Weights .9 on the first `a` of each sample, .6 elsewhere, .1 less a sample."""
+    samples = text_samples(NUM, LENGTH, padding=2)
+    ids_NT = np.where(samples.ids_NT == ord("a"), ord("b"), samples.ids_NT)
+    ids_NT[:, 3:7] = ord("a")
+    text = replace(samples.text, data=np.where(samples.text.data == ord("a"), ord("b"), samples.text.data))
+    samples = replace(samples, ids_NT=ids_NT.astype(np.int32), text=text)
+    for row in range(NUM):
+        first = samples.text.offsets[row * LENGTH + 3]
+        samples.text.data[first : first + 4] = ord("a")
+    sites = random_sites(config, samples, (INDICES, WEIGHTS))
+    is_a = ids_NT == ord("a")
+    early, late = (np.tile([0, 1], (NUM, LENGTH, 1)) for _ in range(2))
+    early[is_a], late[is_a] = (2, 3), (4, 5)
+    early[:, 5:7, 1] = 6
+    weight = np.tile([0.6, 0.4], (NUM, LENGTH, 1)) - 0.02 * np.arange(NUM)[:, None, None]
+    weight[:, 4, 0] += 0.3
+    sites |= {(1, INDICES): early, (1, WEIGHTS): weight.astype(np.float32)}
+    if config is LOOPED:
+        sites[3, INDICES] = late
+    return planted_batch(config, samples, sites)
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return measure(probe, [planted()], probe.Options(layers=(1,)))
+
+
+def find(result: Result, quantity: str, **where: object) -> dict[str, object]:
+    return pick(result.rows(), quantity=quantity, **where)
+
+
+def test_the_token_that_an_expert_fires_on_stands_first_beside_its_share_of_all(result: Result) -> None:
+    tokens = 6 * 12 - 6  # two rows lack one, two lack two
+    found = find(result, "token share", visit=1, expert=3, token="a")
+    assert (found["value"], found["low"], found["high"]) == (1.0, 1.0, 1.0)
+    assert found["null_uniform"] == pytest.approx(24 / tokens)
+    # Dealt out within each sample: 4 of its 12, 11 or 10 tokens are `a`.
+    assert found["null_shuffled"] == pytest.approx(np.mean([4 / 12, 4 / 11, 4 / 10]))
+    others = [row for row in result.rows() if row["quantity"] == "token share" and row["expert"] == 1]
+    assert "a" not in {row["token"] for row in others if row["visit"] == 1}
+    assert {row["expert"] for row in result.rows() if row["quantity"] == "token share" and row["visit"] == 1} == {
+        1, 2, 3, 4, 7,
+    }  # fmt: skip
+
+
+def test_where_its_tokens_went_on_the_other_visit(result: Result) -> None:
+    stays = {row["expert"]: row for row in result.rows() if row["quantity"] == "stays" and row["level"] == "head"}
+    assert stays.keys() == {1, 2}
+    assert [stays[expert]["value"] for expert in (1, 2)] == [1.0, 1.0]
+    goes = {(row["expert"], row["to"]): row for row in result.rows() if row["quantity"] == "goes to"}
+    assert [goes[3, f"expert {to}"]["value"] for to in (5, 6)] == [1.0, 1.0]
+    assert goes[7, "expert 5"]["value"] == 1.0
+    found = goes[3, "expert 5"]
+    assert found["null_uniform"] == 2 / 8
+    assert found["null_popularity"] == pytest.approx(24 / 66)
+    assert found["null_shuffled"] == pytest.approx(np.mean([4 / 12, 4 / 11, 4 / 10]))
+    # 42 of 66 tokens keep both, the others none.
+    together = find(result, "stays", level="headline", visit="1 vs 2")
+    assert together["value"] == pytest.approx(42 / 66)
+    assert together["null_popularity"] == pytest.approx(42 / 66 * 42 / 66)
+
+
+def test_roles_beside_their_share_of_all_tokens(result: Result) -> None:
+    assert find(result, "role share", visit=1, expert=3, role="text")["value"] == 1.0
+    first = find(result, "role share", visit=1, expert=1, role="bos")
+    assert first["value"] == pytest.approx(6 / 42)
+    assert first["null_uniform"] == pytest.approx(6 / 66)
+
+
+def test_contexts_are_of_the_largest_weights_one_a_sample_in_the_text_around_them(result: Result) -> None:
+    shown = [row for row in result.rows() if row["quantity"] == "context" and row["expert"] == 3 and row["visit"] == 1]
+    assert [(row["sample"], row["position"]) for row in shown] == [(1, 5), (2, 5), (3, 5)]
+    assert [row["value"] for row in shown] == pytest.approx([0.9, 0.88, 0.86])
+    assert str(shown[0]["context"]).startswith("<bos>")
+    assert "a⟦a⟧aa" in str(shown[0]["context"])
+    near = measure(probe, [planted()], probe.Options(layers=(1,), around=1))
+    assert find(near, "context", visit=1, expert=3, sample=1)["context"] == "a⟦a⟧a"
+
+
+def test_a_context_does_not_reach_into_another_document() -> None:
+    batch = planted()
+    start_T = np.select([np.arange(LENGTH) < 4, np.arange(LENGTH) < 6], [0, 4], 6)
+    start_NT = np.tile(start_T.astype(np.int32), (NUM, 1))
+    batch = replace(batch, samples=replace(batch.samples, segment_start_NT=start_NT))
+    found = measure(probe, [batch], probe.Options(layers=(1,), around=2))
+    assert find(found, "context", visit=1, expert=3, sample=1)["context"] == "⟦a⟧a"
+
+
+def test_a_large_vocabulary_is_counted_without_intervals_and_too_large_a_table_is_refused() -> None:
+    batch = planted()
+    large, larger = (
+        replace(batch, architecture=replace(batch.architecture, vocab_size=size)) for size in (10**6, 10**9)
+    )
+    assert probe.lay_out(large, probe.Options(layers=(1,)), batch.architecture.loops).groups == 1
+    with pytest.raises(UserError, match=r"^experts times steps times tokens must be at most 67108864; got 32000000000"):
+        probe.lay_out(larger, probe.Options(), batch.architecture.loops)
+
+
+def test_a_baseline_has_tokens_and_no_other_visit() -> None:
+    found = measure(probe, split_batch(planted(BASELINE), 4))
+    assert find(found, "stays")["note"].startswith("needs two visits")
+    assert find(found, "token share", layers="2", visit=1, expert=3, token="a")["value"] == 1.0
+    assert set(found.figures) == {"roles"}
+
+
+def test_layers_that_were_not_recorded_and_dense_networks_are_refused() -> None:
+    with pytest.raises(UserError, match=r"^layers must be recorded ones, 1-4; got 9$"):
+        measure(probe, [planted()], probe.Options(layers=(8,)))
+    with pytest.raises(UserError, match=r"^routing must be measured on a network with experts; got nested"):
+        measure(probe, [planted_batch(NESTED, text_samples(), {})])
