@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -13,7 +14,7 @@ from transformer_lens.config import TransformerLensConfig
 from model.checkpoint import check_layers, checkpoint_folder, read_config, read_weights, write_checkpoint
 from model.hooks.hook_point import SitePoint
 from model.hooks.lens_config import lens_config
-from model.hooks.looped_model import LoopedModel
+from model.hooks.looped_model import LoopedModel, LoopScale, scale_of
 from model.hooks.names import AttentionPath
 from model.inputs import Inputs
 from model.kv_cache import KVCache
@@ -153,6 +154,21 @@ class LoopedMoE(LoopedModel):
                 return out
 
         return logits
+
+    # Other plans over the same weights
+
+    def sharing_weights(self, config: ModelConfig) -> Self:
+        """A network of another plan over this one's own parameters: trained or edited in place they change in both.
+        Hooks are not shared, nor is a layer that is put in another's place."""
+        with torch.device("meta"):  # no memory and no random numbers for weights that there are
+            other = type(self)(config, tokenizer=self._tokenizer)
+        other.load_state_dict(self.state_dict(keep_vars=True), assign=True)
+        other.train(self.training)
+        return other
+
+    def with_visits(self, num_visits: int, *, loop_scale: LoopScale = "kept") -> Self:
+        scale = scale_of(loop_scale, num_visits, self.config.loop_scale)
+        return self.sharing_weights(replace(self.config, num_visits=num_visits, loop_scale=scale))
 
     @property
     def cfg(self) -> TransformerLensConfig:

@@ -1,6 +1,8 @@
 """A network of a family: its authors' forward pass, with the hook points of every step of its plan."""
 
-from typing import TYPE_CHECKING, Unpack
+import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from model.families.run import RUNNING, Run
 from model.families.visits import run_again
 from model.hooks.hook_point import SitePoint
 from model.hooks.lens_config import lens_config
-from model.hooks.looped_model import LoopedModel, Weighted
+from model.hooks.looped_model import LoopedModel, LoopScale, Weighted, scale_of
 from model.hooks.names import PassOptions
 from model.inputs import Inputs
 from smelt_interp.architecture import Architecture
@@ -55,6 +57,8 @@ class FamilyNetwork(LoopedModel):
         layers = family.find_layers(model)
         super().__init__(architecture_of(config, family, len(layers), loop), tokenizer)
         self.model, self.family = model, family
+        # In a tuple, where it is no part of this network; its modules are not hooked, its weights are these.
+        self._once = (None if loop is None else sharing_weights(model), loop)
         if loop is not None:
             _loop(model, config, family, self.architecture)
         for step, module in enumerate(layers if loop is None else family.find_layers(model)):
@@ -68,6 +72,17 @@ class FamilyNetwork(LoopedModel):
         self.hook_embed = SitePoint()
         self.blocks = nn.ModuleList(FamilyStep(self.architecture.sites) for _ in self.plan)
         self.setup()
+
+    def with_visits(self, num_visits: int, *, loop_scale: LoopScale = "kept") -> Self:
+        model, loop = self._once
+        if model is None or loop is None:
+            return super().with_visits(num_visits, loop_scale=loop_scale)
+        if num_visits < 1:
+            raise UserError(f"num_visits must be at least 1; got {num_visits}")
+        loop = replace(loop, visits=num_visits, factor=scale_of(loop_scale, num_visits, loop.factor))
+        other = type(self)(sharing_weights(model), self.family, self._tokenizer, loop)
+        other.to(self.device).train(self.training)
+        return other
 
     def forward(self, inputs: Tensor, **options: Unpack[PassOptions]) -> Tensor:
         """Logits (B, T, W) of tokens (B, T); options as in `model.network.LoopedMoE.forward`.
@@ -136,6 +151,11 @@ class FamilyNetwork(LoopedModel):
         if self.family.norm == "LN":
             lens.normalization_type, lens.uses_rms_norm, lens.final_rms = "LN", False, False
         return lens
+
+
+def sharing_weights(model: "PreTrainedModel") -> "PreTrainedModel":
+    """A copy of the modules and the config over the same parameters and buffers."""
+    return copy.deepcopy(model, {id(x): x for x in (*model.parameters(), *model.buffers())})
 
 
 def architecture_of(

@@ -58,13 +58,7 @@ def open_network(checkpoint: str | Path, opening: Opening = PLAIN) -> LoopedMode
         config = _read_config(folder, opening)
         return _hooked(_load(folder, config, opening), read_tokenizer(folder), opening)
     network = LoopedMoE.from_pretrained(folder)
-    if opening.loop is None:
-        return network
-    with torch.device("meta"):
-        looped = LoopedMoE(looped_config(network.config, opening.loop), tokenizer=network.tokenizer)
-    looped.load_state_dict(network.state_dict(), assign=True)
-    looped.eval()
-    return looped
+    return network if opening.loop is None else network.sharing_weights(looped_config(network.config, opening.loop))
 
 
 def untrained_network(checkpoint: str | Path, seed: int, opening: Opening = PLAIN) -> LoopedModel:

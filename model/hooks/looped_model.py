@@ -28,6 +28,16 @@ from smelt_interp.errors import UserError
 from smelt_interp.plan import Plan, step_index
 from smelt_interp.sites import TOP_LEVEL_SITES, hook_name
 
+LoopScale = float | Literal["kept", "1/r"]
+"""The loop factor of a network with another number of visits: a number, the one it has, or one over that number."""
+
+
+def scale_of(loop_scale: LoopScale, num_visits: int, kept: float) -> float:
+    """The factor itself."""
+    if loop_scale == "1/r":
+        return 1 / num_visits
+    return kept if loop_scale == "kept" else loop_scale
+
 
 class Weighted(Protocol):
     """A module with a weight."""
@@ -91,6 +101,16 @@ class LoopedModel(HookedRootModule):
     def step(self, layer: int, visit: int) -> int:
         """The step index of a visit. Raises `UserError` when the layer has no such visit."""
         return step_index(self.plan, layer, visit)
+
+    def with_visits(self, num_visits: int, *, loop_scale: LoopScale = "kept") -> Self:
+        """A network that runs its loop `num_visits` times with these very parameters, and has hooks of its own.
+
+        Raises `UserError` where the number of visits is fixed by the network's own code, and where there is no loop.
+        """
+        raise UserError(
+            f"visits must be those that a {self.architecture.family} network's own code runs; got another number: "
+            "with_visits takes our networks and those opened with --loop"
+        )
 
     # Running
 

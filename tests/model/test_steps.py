@@ -17,6 +17,7 @@ from model.layer import Layer
 from model.network import LoopedMoE
 from smelt_interp.errors import UserError
 from tests.support.configs import TINY, VARIANTS
+from tests.support.dense import DenseNested
 from tests.support.networks import random_tokens, tiny_network
 
 
@@ -181,3 +182,27 @@ def test_two_ranks_of_shards_equal_one_network():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "2 ranks equal one\n"
+
+
+@pytest.mark.parametrize(("loop_scale", "factor"), [("kept", 0.5), ("1/r", 1 / 3), (1.0, 1.0)])
+def test_another_number_of_visits_runs_the_same_weights(loop_scale, factor):
+    network, tokens_BT = tiny_network(), random_tokens()
+    more = network.with_visits(3, loop_scale=loop_scale)
+    built = tiny_network(replace(TINY, num_visits=3, loop_scale=factor))
+    built.load_state_dict(network.state_dict())
+    assert torch.equal(more(tokens_BT), built(tokens_BT))
+    assert all(one is other for one, other in zip(more.parameters(), network.parameters(), strict=True))
+    assert not more.training
+    more.add_hook("blocks.7.hook_attn_out", lambda x, hook: x * 0)
+    assert torch.equal(network.with_visits(2)(tokens_BT), network(tokens_BT)), "hooks are each network's own"
+    assert not network.hooked()
+
+
+def test_visits_of_a_network_without_a_loop_are_refused():
+    once = tiny_network(VARIANTS["nothing looped"])
+    with pytest.raises(UserError, match="a span of at least one layer must be looped when num_visits is 2"):
+        once.with_visits(2)
+    with pytest.raises(UserError, match="visits must be those that a dense-nested network's own code runs"):
+        DenseNested().with_visits(2)
+    with pytest.raises(UserError, match="num_visits must be at least 1; got 0"):
+        tiny_network().with_visits(0)

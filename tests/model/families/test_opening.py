@@ -50,6 +50,18 @@ def test_a_baseline_of_ours_is_looped_as_its_config_would(tmp_path: Path) -> Non
         open_network(tmp_path / "looped", Opening(loop=SPAN))
 
 
+def test_a_looped_span_runs_another_number_of_visits_over_the_same_weights() -> None:
+    network = hooked("llama", SPAN)
+    more = network.with_visits(3)
+    assert torch.equal(more(TOKENS_BT), hooked("llama", replace(SPAN, visits=3))(TOKENS_BT))
+    assert torch.equal(more.with_visits(2)(TOKENS_BT), network(TOKENS_BT))
+    scaled = network.with_visits(3, loop_scale="1/r")
+    assert scaled.architecture.loop_factors[1] == pytest.approx(1 / 3)
+    assert scaled.embed.weight is network.embed.weight
+    with pytest.raises(UserError, match="visits must be those that a llama network's own code runs"):
+        hooked("llama").with_visits(2)
+
+
 def test_a_command_loops_the_measured_network_and_not_the_one_beside_it(llama: Path) -> None:
     words = ["--ckpt", str(llama), "--loop", "2-3", "--visits", "3", "--against", str(llama), "--no-untrained"]
     source = parse("attention_sink", attention_sink, words).source
