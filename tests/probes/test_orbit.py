@@ -19,9 +19,10 @@ SAMPLES = text_samples(5, 14, padding=3)
 NETWORK = tiny_network(LOOPED)
 
 
-def measure(network: LoopedModel, batch_size: int = 5, *, most_visits: int = 2, scales: tuple[str, ...] = ("kept",)) -> Result:
+def measure(network: LoopedModel, batch_size: int = 5, **options: object) -> Result:
+    asked = probe.Options(**{"most_visits": 2, **options})
     batches = run_batches(network, SAMPLES, (), batch_size=batch_size)
-    return run(batches, {"orbit": (probe, probe.Options(most_visits=most_visits, scales=scales))}, network=network)["orbit"]
+    return run(batches, {"orbit": (probe, asked)}, network=network)["orbit"]
 
 
 def test_a_spiral_has_the_contraction_and_the_angle_that_were_planted() -> None:
