@@ -1,5 +1,6 @@
 """What training and default metrics average, each over the tokens that count: padding is never one of them."""
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -59,11 +60,14 @@ def predicted_tokens(tokens_BT: Tensor, segment_start_BT: Tensor | None, attenti
     return counts_BT
 
 
-def routing_losses(routings: list[Routing], counts_BT: Tensor, over_steps: OverSteps) -> tuple[Tensor, Tensor]:
-    """Load-balancing loss and router z-loss of all steps, over the tokens that count."""
+def routing_losses(
+    routings: list[Routing], counts_BT: Tensor, over_steps: OverSteps, over_ranks: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Load-balancing loss and router z-loss of all steps, over the tokens that count; `over_ranks` as `balance_loss`
+    has it."""
     if over_steps not in ("mean", "sum"):
         raise UserError(f"over_steps must be 'mean' or 'sum'; got {over_steps!r}")
-    steps = [(balance_loss(routing, counts_BT), router_z_loss(routing, counts_BT)) for routing in routings]
+    steps = [(balance_loss(routing, counts_BT, over_ranks), router_z_loss(routing, counts_BT)) for routing in routings]
     balance, router_z = (torch.stack(values) for values in zip(*steps, strict=True))
     return (balance.mean(), router_z.mean()) if over_steps == "mean" else (balance.sum(), router_z.sum())
 

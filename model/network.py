@@ -21,7 +21,7 @@ from model.kv_cache import KVCache
 from model.layer import Layer
 from model.losses import Loss, OverSteps, next_token_loss, routed_tokens, routing_losses
 from model.readout import FinalNorm, TiedUnembedding
-from model.routing import Routing
+from model.routing import Routing, alone
 from model.step import Block, LayerRef
 from model.tokenizers import read_tokenizer
 from smelt_interp.config import ModelConfig
@@ -120,9 +120,11 @@ class LoopedMoE(LoopedModel):
         attention_mask_BT: Tensor | None = None,
         attention: AttentionPath = "fast",
         over_steps: OverSteps = "mean",
+        over_ranks: Callable[[Tensor], Tensor] = alone,
     ) -> Loss:
         """Losses of predicting each next token. The first token of a row or of a document is never a target, padding
-        counts in none of the losses; `over_steps` says how the routing losses of the steps become one.
+        counts in none of the losses; `over_steps` says how the routing losses of the steps become one, `over_ranks` is
+        that of `balance_loss`.
 
         Under `fully_shard` it is a forward method of its own: `register_fsdp_forward_method(network, "loss")`.
         """
@@ -137,7 +139,7 @@ class LoopedMoE(LoopedModel):
                 routings=routings,
             )
         counts_BT = routed_tokens(tokens_BT, segment_start_BT, attention_mask_BT)
-        balance, router_z = routing_losses(routings, counts_BT, over_steps)
+        balance, router_z = routing_losses(routings, counts_BT, over_steps, over_ranks)
         return Loss(next_token_loss(tokens_BT, logits_BTW, segment_start_BT, attention_mask_BT), balance, router_z)
 
     def compiled(self) -> Callable[[Tensor], Tensor]:

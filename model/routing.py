@@ -1,5 +1,6 @@
 """Routing: from router logits to the chosen experts and their weights, as values."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -62,21 +63,32 @@ def gather_weights(scores_NE: Tensor, expert_indices_NK: Tensor, *, renormalise:
     return weights_NK / weights_NK.sum(-1, keepdim=True) if renormalise else weights_NK
 
 
-def balance_loss(routing: Routing, counts_N: Tensor) -> Tensor:
+def alone(x: Tensor) -> Tensor:
+    """A sum over one rank."""
+    return x
+
+
+def balance_loss(routing: Routing, counts_N: Tensor, over_ranks: Callable[[Tensor], Tensor] = alone) -> Tensor:
     """E * sum over experts of (mean score) * (fraction of assignments), over the tokens that count: 1 when both are
     uniform.
 
     The auxiliary loss of Switch Transformers (arXiv:2101.03961, equations 4 to 6), with assignments counted over all
     K choices; scores are divided by their sum first, which changes nothing for softmax. The gradient flows through the
     scores alone.
+
+    over_ranks: sums a tensor over ranks that hold other tokens of the batch. The fractions are then those of all, so
+    that the mean of the ranks' losses, each weighted by its tokens, is the loss of the whole batch.
     """
     num_experts, top_k = routing.scores_NE.shape[-1], routing.expert_indices_NK.shape[-1]
     flat_NE = routing.scores_NE.reshape(-1, num_experts)
     share_N = _shares(counts_N, flat_NE)
     mean_E = share_N @ (flat_NE / flat_NE.sum(-1, keepdim=True))
-    fraction_E = flat_NE.new_zeros(num_experts).index_add_(
-        0, routing.expert_indices_NK.flatten(), share_N.repeat_interleave(top_k) / top_k
+    counted_N = counts_N.flatten().to(flat_NE.dtype)
+    assigned_E = flat_NE.new_zeros(num_experts).index_add_(
+        0, routing.expert_indices_NK.flatten(), counted_N.repeat_interleave(top_k)
     )
+    assigned_E = over_ranks(assigned_E)
+    fraction_E = assigned_E / assigned_E.sum()
     return num_experts * (mean_E * fraction_E).sum()
 
 

@@ -8,15 +8,17 @@ w_out (silu(gate x) * up x), or two matrices with SiLU between. Backends:
     torch       any device: slots sorted once, a product per expert, a backward written by hand, forward-mode too
     triton      NVIDIA GPUs: fused kernels
 
-`auto` is `triton` for CUDA tensors; for others `small` where that suits, else `torch`.
+`auto` is `triton` for CUDA tensors; for others `small` where that suits, else `torch`. Matrices that are DTensors are
+those of experts divided over ranks (`model.experts.divided`).
 """
 
 from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from model.experts import autograd, reference, small_calls
+from model.experts import autograd, divided, reference, small_calls
 from model.experts.call import Backend, ExpertCall, Kept, sum_slots
 from smelt_interp.errors import UserError
 
@@ -45,12 +47,16 @@ def experts(call: ExpertCall) -> Tensor:
     Raises `UserError` for shapes, types or devices that disagree, for an index outside 0..E-1, and for a backend that
     does not run here.
     """
+    if isinstance(call.weights.w_in, DTensor):
+        return divided.run(call, experts)
     result_ND, _ = _run(call, summed=True)
     return result_ND if result_ND.dtype == call.x_ND.dtype else result_ND.to(call.x_ND.dtype)
 
 
 def experts_traced(call: ExpertCall) -> ExpertTrace:
-    """The same pass as `experts`, to the bit, with its intermediate values."""
+    """The same pass as `experts`, to the bit, with its intermediate values. Raises `UserError` for divided experts."""
+    if isinstance(call.weights.w_in, DTensor):
+        raise UserError("a trace of experts must be asked where they all are; got experts divided over ranks")
     slot_NKD, kept = _run(call, summed=False)
     dtype = call.x_ND.dtype
     activation_RF = reference.activation(kept.pre_RG, gated=call.gated)

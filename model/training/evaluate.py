@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from model.network import LoopedMoE
-from model.routing import Routing
 from smelt_interp.data.dyck import DyckOptions, dyck_samples
 from smelt_interp.data.dyck_scores import teacher_forced
 from smelt_interp.data.mixture import MixtureOptions, TrainingMixture
 from smelt_interp.data.samples import Samples
+from smelt_interp.sites import hook_name
 
 SHOTS = (0, 1, 2, 4, 8)
 FRESH_SEED = 1_000_003
@@ -85,22 +85,27 @@ def dyck_exact_match(network: LoopedMoE, shots: int, mixture: MixtureOptions, ep
 @torch.no_grad()
 def _by_step(network: LoopedMoE, samples: Samples) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Load and variance of the residual stream at each step."""
+    num_experts = network.config.num_experts
     variance: list[float] = []
+    load: list[float] = []
 
-    def keep(resid_BTD: Tensor, hook: object) -> None:
+    def keep_variance(resid_BTD: Tensor, hook: object) -> None:
         variance.append(float(resid_BTD.float().var()))
 
-    names = [f"blocks.{step}.hook_resid_post" for step in range(len(network.plan))]
-    routings: list[Routing] = []
+    def keep_load(expert_indices_BTK: Tensor, hook: object) -> None:
+        count = torch.bincount(expert_indices_BTK.flatten(), minlength=num_experts)
+        load.append(float(count.max() / count.sum() * num_experts))
+
+    steps = range(len(network.plan))
+    hooks = [(hook_name(step, "hook_resid_post"), keep_variance) for step in steps]
+    hooks += [(hook_name(step, "mlp.hook_expert_indices"), keep_load) for step in steps]
     tokens_BT, start_BT = (
         torch.from_numpy(ids_NT.astype(np.int64)).to(network.device)
         for ids_NT in (samples.ids_NT, samples.segment_start_NT)
     )
-    with network.hooks([(name, keep) for name in names]):
-        network.forward(tokens_BT, segment_start_BT=start_BT, attention="fast", routings=routings)
-    num_experts = network.config.num_experts
-    counts = [torch.bincount(each.expert_indices_NK.flatten(), minlength=num_experts) for each in routings]
-    return tuple(float(count.max() / count.sum() * num_experts) for count in counts), tuple(variance)
+    with network.hooks(hooks):
+        network(tokens_BT, segment_start_BT=start_BT, attention="fast")
+    return tuple(load), tuple(variance)
 
 
 def _logits(network: LoopedMoE, samples: Samples) -> Tensor:

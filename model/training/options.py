@@ -22,7 +22,9 @@ PRESETS: dict[str, ModelConfig] = {
 """Both networks of every matched pair, by name."""
 KINDS = ("dyck_episode", "dyck_standard", "code", "prose", "math", "backcopy")
 """The rows of a mixture that need no folder of the user's."""
-FREE = frozenset({"out", "threads", "device", "save_every", "keep_every", "evaluate_every", "horizons"})
+FREE = frozenset(
+    {"out", "threads", "device", "expert_parallel", "save_every", "keep_every", "evaluate_every", "horizons"}
+)
 """What may change when a run goes on: it decides no weight but by rounding."""
 
 Steps = Annotated[int, Field(ge=1, le=10**9)]
@@ -72,6 +74,8 @@ class TrainOptions:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: matrix products in it, where the device has it; weights, norms, routing and losses stay float32."""
     threads: Threads = 1
+    expert_parallel: Annotated[int, Field(ge=1, le=10**6)] = 1
+    """Under torchrun: over how many ranks the experts are divided."""
     save_every: Steps = 100
     """Steps between states; the last two are kept."""
     keep_every: Annotated[int, Field(ge=0, le=10**9)] = 0

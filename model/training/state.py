@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from model.ranks import is_first_rank, wait
 from smelt_interp.data.mixture import EMPTY_DIGEST
 from smelt_interp.errors import UserError
 from smelt_interp.input_files import read_input
@@ -124,14 +125,3 @@ def _raise_first(error: CheckpointException, folder: Path) -> NoReturn:
         if isinstance(cause, OSError):
             raise OSError(cause.errno, cause.strerror, str(folder)) from None
     raise OSError(5, f"Input/output error ({causes[0]!s:.80})", str(folder)) from None
-
-
-def is_first_rank() -> bool:
-    """Whether this process writes what is written once."""
-    return not dist.is_initialized() or dist.get_rank() == 0
-
-
-def wait() -> None:
-    """Wait for the other ranks, if there are any."""
-    if dist.is_initialized():
-        dist.barrier()

@@ -1,11 +1,12 @@
 """Train one network: resumable to the bit, with a metrics file, ending in a checkpoint folder.
 
 The batch of a step is a function of the options and the step alone, and a state holds all that is remembered between
-steps, so a run that is stopped at any moment and goes on is the run that was never stopped.
+steps, so a run that is stopped at any moment and goes on is the run that was never stopped. Under torchrun each rank
+has rows of its own, and the first one writes.
 """
 
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.losses import Loss, predicted_tokens
+from model import ranks
+from model.checkpoint import write_checkpoint
+from model.losses import Loss, predicted_tokens, routed_tokens
 from model.network import LoopedMoE
 from model.training.card import card
 from model.training.evaluate import Evaluation, evaluate, held_out_batches
@@ -22,6 +25,7 @@ from model.training.optimizers import Optimizers
 from model.training.options import TrainOptions
 from model.training.run_folder import CHECKPOINT, RUN, locked, read_run, write_or_compare
 from model.training.schedule import decay_start, rate
+from model.training.sharding import check_ranks, clip, round_weights, shard, whole_weights
 from model.training.state import Place, load_state, save_state, states
 from smelt_interp.data.mixture import TrainingMixture, extend
 from smelt_interp.data.samples import Samples
@@ -47,25 +51,27 @@ class Training:
     def step(self, number: int, samples: Samples) -> dict[str, float]:
         """Losses and gradient of all rows of a step, then the update. -> the step's numbers
 
-        The rows are read in parts, each of which counts by its targets, so that the number of parts changes nothing.
+        The rows are read in parts, and each part by all ranks, of which each counts by its targets and tokens, so that
+        the number of ranks changes nothing, nor that of parts where the balance loss has no weight.
         Raises `UserError` when a loss or the gradient is not finite; the weights are then as they were.
         """
         options = self.options
-        parts = [samples.rows(np.array(rows)) for rows in np.array_split(np.arange(len(samples)), options.accumulate)]
-        inputs = [self._inputs(part) for part in parts]
-        counts = [int(predicted_tokens(*each).sum()) for each in inputs]
-        sums = dict.fromkeys(("loss", "balance", "router_z"), 0.0)
+        whole = self._inputs(samples)
+        targets, tokens = int(predicted_tokens(*whole).sum()), int(routed_tokens(*whole).sum())
+        added = torch.zeros(3, dtype=torch.float64, device=whole[0].device)
         try:
-            for each, count in zip(inputs, counts, strict=True):
+            for part in np.array_split(np.arange(len(samples)), options.accumulate):
+                each = self._inputs(samples.rows(ranks.own_part(part)))
                 loss = self._loss(*each)
-                share = count / sum(counts)
-                total = loss.next_token + options.balance * loss.balance + options.router_z * loss.router_z
-                (total * share).backward()
-                for name, value in zip(sums, loss, strict=True):
-                    sums[name] += value.item() * share
+                of_targets, of_tokens = predicted_tokens(*each).sum() / targets, routed_tokens(*each).sum() / tokens
+                routing = options.balance * loss.balance + options.router_z * loss.router_z
+                (loss.next_token * of_targets + routing * of_tokens).backward()
+                shares = torch.stack((of_targets, of_tokens, of_tokens))
+                added += torch.stack(loss).detach().double() * shares
         except UserError as error:  # the network's own checks: of logits, of the router
             raise UserError(self._stopped(number, str(error))) from None
-        norm = float(torch.nn.utils.clip_grad_norm_(self.network.parameters(), options.clip))
+        sums = dict(zip(("loss", "balance", "router_z"), ranks.total(added).tolist(), strict=True))
+        norm = clip(self.network, options.clip)
         if not np.isfinite([norm, *sums.values()]).all():
             raise UserError(self._stopped(number, f"the gradient's norm is {norm}, the loss {sums['loss']}"))
         learning_rate = rate(options, number)
@@ -84,8 +90,9 @@ class Training:
     def _loss(self, tokens_BT: Tensor, start_BT: Tensor | None, mask_BT: Tensor | None) -> Loss:
         with self._precision():
             return self.network.loss(
-                tokens_BT, segment_start_BT=start_BT, attention_mask_BT=mask_BT, over_steps=self.options.over_steps
-            )
+                tokens_BT, segment_start_BT=start_BT, attention_mask_BT=mask_BT, over_steps=self.options.over_steps,
+                over_ranks=ranks.total,
+            )  # fmt: skip
 
     def _precision(self) -> AbstractContextManager[object]:
         kind = torch.device(self.options.device).type
@@ -120,23 +127,30 @@ def _train_one(options: TrainOptions) -> Path:
     # What is read: the network's config, its tokenizer, the texts.
     torch.set_num_threads(options.threads)
     config, tokenizer = options.network()
+    check_ranks(config, options.rows_a_step, options.accumulate, options.expert_parallel)
     _check_device(options)
     mixture = TrainingMixture(options.read, tokenizer)
     held_out = held_out_batches(mixture)
     make_folder(options.out)
-    with locked(options.out):
+    with locked(options.out) if ranks.is_first_rank() else nullcontext():
         # Where the run stands: at its newest state, at a state of the run that it branches from, or at the start.
-        write_or_compare(options, config, mixture)
-        network = LoopedMoE(config, seed=options.seed, tokenizer=tokenizer).to(options.device)
+        if ranks.is_first_rank():
+            write_or_compare(options, config, mixture)
+        ranks.wait()
+        network = LoopedMoE(config, seed=options.seed, tokenizer=tokenizer)
+        shard(network, options.device, options.expert_parallel)
         training = Training(options, network, Optimizers(network, options))
         place = _begin(options, training)
-        keep_before(options.out / METRICS, place.step)
+        if ranks.is_first_rank():
+            keep_before(options.out / METRICS, place.step)
         place = _steps(training, mixture, held_out, place)
         # The checkpoint: the README's figures are of the weights as they are stored.
-        network.to(torch.bfloat16).float()
+        round_weights(network, torch.bfloat16)
         scores = evaluate(network, options.read, held_out, episodes=256)
-        readme = card(options, network, mixture, place, scores)
-        network.save_pretrained(checkpoint, readme=readme, dtype=torch.bfloat16)
+        weights = whole_weights(network)
+        if ranks.is_first_rank():
+            readme = card(options, network, mixture, place, scores)
+            write_checkpoint(checkpoint, config, weights, tokenizer=tokenizer, readme=readme, dtype=torch.bfloat16)
     return checkpoint
 
 
@@ -200,14 +214,17 @@ def _steps(training: Training, mixture: TrainingMixture, held_out: tuple[Samples
         done = number + 1
         seconds = time.perf_counter() - started
         place = Place(step=done, digest=extend(place.digest, samples), seconds=seconds)
-        progress.show(done * a_step)
+        if ranks.is_first_rank():
+            progress.show(done * a_step)
         last = done == options.steps
+        # Every rank evaluates, since each holds a part of the network; the first writes.
         # Metrics before the state: a row that is written twice is dropped at resume, a missing one stays missing.
         if last or done % options.evaluate_every == 0:
             scores = evaluate(training.network, options.read, held_out)
             where = {"step": done, "tokens": done * a_step, "seconds": round(seconds, 1)}
-            append(options.out / METRICS, row_of(where | numbers, scores))
-            _show(done, numbers["loss"], scores)
+            if ranks.is_first_rank():
+                append(options.out / METRICS, row_of(where | numbers, scores))
+                _show(done, numbers["loss"], scores)
         if last or done % options.save_every == 0 or (options.keep_every and done % options.keep_every == 0):
             save_state(options.out, place, training.tensors(), options.keep_every)
     return place
@@ -222,8 +239,9 @@ def _show(step: int, loss: float, scores: Evaluation) -> None:
 def main() -> None:
     """Train one network."""
     options = parse(TrainOptions, prog="python -m model.training.train", description=__doc__ or "")
-    for checkpoint in train(options):
-        print(f"wrote {checkpoint}")
+    with ranks.joined(options.device):
+        for checkpoint in train(options):
+            print(f"wrote {checkpoint}")
 
 
 if __name__ == "__main__":
