@@ -89,11 +89,11 @@ def _by_step(network: LoopedMoE, samples: Samples) -> tuple[tuple[float, ...], t
     variance: list[float] = []
     load: list[float] = []
 
-    def keep_variance(resid_BTD: Tensor, hook: object) -> None:
-        variance.append(float(resid_BTD.float().var()))
+    def keep_variance(x: Tensor, hook: object) -> None:
+        variance.append(float(x.float().var()))
 
-    def keep_load(expert_indices_BTK: Tensor, hook: object) -> None:
-        count = torch.bincount(expert_indices_BTK.flatten(), minlength=num_experts)
+    def keep_load(x: Tensor, hook: object) -> None:
+        count = torch.bincount(x.flatten(), minlength=num_experts)
         load.append(float(count.max() / count.sum() * num_experts))
 
     steps = range(len(network.plan))

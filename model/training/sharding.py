@@ -16,18 +16,21 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from model.layer import Layer, MixtureOfExperts
 from model.network import LoopedMoE
 from model.ranks import num_ranks, total
+from model.training.options import TrainOptions
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
 
 
-def check_ranks(config: ModelConfig, rows: int, accumulate: int, expert_parallel: int) -> None:
+def check_ranks(config: ModelConfig, options: TrainOptions) -> None:
     """Raise `UserError` unless these ranks can share the rows of a step, and the experts."""
-    size = num_ranks()
-    if size > rows // accumulate:
+    size, rows, expert_parallel = num_ranks(), options.rows_a_step // options.accumulate, options.expert_parallel
+    if size > rows:
         raise UserError(
-            f"ranks must be at most {rows // accumulate}, the rows of a part of a step, so that each reads one; got "
-            f"{size}: give more rows, or a smaller --accumulate"
+            f"ranks must be at most {rows}, the rows of a part of a step, so that each reads one; got {size}: give "
+            "more rows, or a smaller --accumulate"
         )
+    if size > 1 and options.optimizer == "muon":
+        raise UserError(f"muon must have whole matrices, on one rank; got {size} ranks: use --optimizer adamw")
     if size % expert_parallel or config.num_experts % expert_parallel:
         raise UserError(
             f"--expert-parallel must divide the {size} ranks and the {config.num_experts} experts; got "

@@ -127,7 +127,7 @@ def _train_one(options: TrainOptions) -> Path:
     # What is read: the network's config, its tokenizer, the texts.
     torch.set_num_threads(options.threads)
     config, tokenizer = options.network()
-    check_ranks(config, options.rows_a_step, options.accumulate, options.expert_parallel)
+    check_ranks(config, options)
     _check_device(options)
     mixture = TrainingMixture(options.read, tokenizer)
     held_out = held_out_batches(mixture)

@@ -2,8 +2,6 @@
 
 import io
 import pickle
-import subprocess
-import sys
 from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
@@ -12,13 +10,16 @@ from functools import partial
 import pytest
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.tensor import DTensor
 
 from model.layer import Layer
 from model.network import LoopedMoE
+from model.training.sharding import shard
 from smelt_interp.errors import UserError
 from tests.support.configs import TINY, VARIANTS
 from tests.support.dense import DenseNested
 from tests.support.networks import random_tokens, tiny_network
+from tests.support.ranked import under_ranks
 
 
 @torch.no_grad()
@@ -172,16 +173,30 @@ def test_layers_that_are_computed_again_in_the_backward_pass_give_the_same_gradi
 
 
 def test_two_ranks_of_shards_equal_one_network():
-    """Logits, caches of every visit, and gradients, in processes of their own: `tests/support/sharded.py`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.sharded"],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "2 ranks equal one\n"
+    """Logits, caches of every visit, and gradients; each rank reads its own rows."""
+    tokens_BT = random_tokens(4, 12)
+
+    def check(rank: int) -> None:
+        own_BT = tokens_BT.chunk(2)[rank]
+        whole, sharded = tiny_network(), tiny_network()
+        shard(sharded, "cpu", 1)
+        assert isinstance(sharded.layers[1].attn.q_proj.weight, DTensor)
+        expected_BTW, expected = whole.run_with_cache(own_BT, head_results=True, expert_results=True)
+        logits_BTW, cache = sharded.run_with_cache(own_BT, head_results=True, expert_results=True)
+        assert torch.equal(logits_BTW, expected_BTW)
+        assert len(expected) == 6 * 22 + 3
+        for name in expected:
+            assert torch.equal(cache[name], expected[name]), name
+
+        whole.loss(tokens_BT).next_token.backward()
+        (sharded.loss(own_BT).next_token / 2).backward()
+        gradients = dict(sharded.named_parameters())
+        for name, weight in whole.named_parameters():
+            gradient = gradients[name].grad.full_tensor()
+            torch.testing.assert_close(gradient, weight.grad, atol=1e-6, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+            assert gradient.abs().max() > 0
+
+    assert under_ranks(2, check) == [(0, "")] * 2
 
 
 @pytest.mark.parametrize(("loop_scale", "factor"), [("kept", 0.5), ("1/r", 1 / 3), (1.0, 1.0)])

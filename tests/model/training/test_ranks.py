@@ -2,9 +2,10 @@
 
 import json
 import os
-import socket
-from collections.abc import Callable
+import re
+import signal
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,17 @@ from safetensors.torch import load_file
 
 from model import ranks
 from model.network import LoopedMoE
+from model.training import sharding
 from model.training.optimizers import Optimizers
 from model.training.options import TrainOptions
-from model.training.sharding import shard
+from model.training.sharding import check_ranks, shard
 from model.training.state import states
 from model.training.train import Training, train
 from smelt_interp.data.mixture import MixtureOptions, TrainingMixture
-from smelt_interp.errors import run_command
+from smelt_interp.data.samples import Samples
+from smelt_interp.errors import UserError
 from tests.support.configs import TINY
-from tests.support.forked import Child
+from tests.support.ranked import under_ranks
 
 OPTIONS = TrainOptions(
     config="tiny.json", out=Path("run"), steps=6, warmup=2, decay=0.5, save_every=2, evaluate_every=6,
@@ -30,7 +33,6 @@ OPTIONS = TrainOptions(
         context=16, dyck_episode=0, dyck_standard=0, code=2, prose=0, math=0, backcopy=1, source="excerpts"
     ),
 )  # fmt: skip
-STEPS = 20
 
 
 @pytest.fixture(autouse=True)
@@ -39,46 +41,26 @@ def _in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     Path("tiny.json").write_text(json.dumps(TINY.to_json()))
 
 
-def under_ranks(size: int, work: Callable[[int], None]) -> list[tuple[int, str]]:
-    """Run `work(rank)` in forked ranks as torchrun starts them. -> how each ended, and what it said"""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def started(number: int) -> Callable[[], None]:
-        def start() -> None:
-            os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(size)}
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            run_command(lambda: joined(number))
-
-        return start
-
-    def joined(number: int) -> None:
-        with ranks.joined():
-            work(number)
-
-    children = [Child(started(number)) for number in range(size)]
-    return [child.wait() for child in children]
-
-
-def losses(expert_parallel: int) -> list[list[float]]:
+def losses(rows: list[Samples], expert_parallel: int) -> list[list[float]]:
     """Every number of each step."""
     network = LoopedMoE(TINY)
     shard(network, "cpu", expert_parallel)
     run = Training(OPTIONS, network, Optimizers(network, OPTIONS))
-    mixture = TrainingMixture(OPTIONS.read)
-    return [list(run.step(number, mixture.batch(number)).values()) for number in range(STEPS)]
+    return [list(run.step(number, each).values()) for number, each in enumerate(rows)]
 
 
-def test_two_ranks_train_as_one_with_their_experts_divided_or_not():
+def test_two_ranks_train_as_one_with_their_experts_divided_or_not() -> None:
     """Three rows a step: one rank reads two of them, the other one."""
 
+    mixture = TrainingMixture(OPTIONS.read)
+    rows = [mixture.batch(number) for number in range(20)]
+
     def both(rank: int) -> None:
-        found = [losses(1), losses(2)]
+        found = [losses(rows, 1), losses(rows, 2)]
         Path(f"{rank}.json").write_text(json.dumps(found))
 
     assert under_ranks(2, both) == [(0, "")] * 2
-    expected = torch.tensor(losses(1))
+    expected = torch.tensor(losses(rows, 1))
     for rank in range(2):
         whole, divided = torch.tensor(json.loads(Path(f"{rank}.json").read_text()))
         torch.testing.assert_close(whole, expected, atol=1e-4, rtol=0)
@@ -86,12 +68,12 @@ def test_two_ranks_train_as_one_with_their_experts_divided_or_not():
     assert expected[0, 0] > expected[-1, 0]
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(monkeypatch):
+def test_a_run_goes_on_with_another_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank, then two that divide the experts, then one."""
     step = Training.step
 
     def until(stop: int) -> None:
-        def stopping(run: Training, number: int, samples: object) -> dict[str, float]:
+        def stopping(run: Training, number: int, samples: Samples) -> dict[str, float]:
             if number == stop:
                 raise KeyboardInterrupt
             return step(run, number, samples)
@@ -112,3 +94,48 @@ def test_a_run_goes_on_with_another_number_of_ranks(monkeypatch):
     assert found.keys() == expected.keys()
     for name, weight in expected.items():
         torch.testing.assert_close(found[name], weight, atol=1e-4, rtol=2**-7)  # bfloat16 has 8 bits
+
+
+@pytest.mark.parametrize(
+    ("size", "changed", "message"),
+    [
+        (4, {}, "ranks must be at most 3, the rows of a part of a step, .*; got 4: give more rows"),
+        (2, {"expert_parallel": 3}, "--expert-parallel must divide the 2 ranks and the 6 experts; got 3"),
+        (3, {"expert_parallel": 2}, "--expert-parallel must divide the 3 ranks and the 6 experts; got 2"),
+        (1, {"expert_parallel": 2}, "--expert-parallel must divide the 1 ranks and the 6 experts; got 2"),
+        (2, {"optimizer": "muon"}, "muon must have whole matrices, on one rank; got 2 ranks: use --optimizer adamw"),
+    ],
+)
+def test_what_ranks_cannot_share_is_said(size, changed, message, monkeypatch):
+    monkeypatch.setattr(sharding, "num_ranks", lambda: size)
+    with pytest.raises(UserError, match=message):
+        check_ranks(TINY, replace(OPTIONS, **changed))
+
+
+def test_a_rank_that_dies_ends_the_others_with_one_line():
+    def dying(rank: int) -> None:
+        if rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        ranks.wait()
+
+    (code, said), (killed, _) = under_ranks(2, dying)
+    assert (code, killed) == (2, -signal.SIGKILL)
+    assert re.fullmatch(r"error: all ranks must run to the end; rank 0 lost another \(.*\): see what .* again\n", said)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({}, "with WORLD_SIZE set, RANK must be set as torchrun does; it is not: unset WORLD_SIZE"),
+        ({"RANK": "1"}, "the 2 ranks must meet at 127.0.0.1:9; .*: start them with torchrun"),
+        ({"RANK": "one"}, "the 2 ranks must meet at 127.0.0.1:9; .*: start them with torchrun"),
+        ({"RANK": "2"}, "the 2 ranks must meet at 127.0.0.1:9; .*: start them with torchrun"),
+    ],
+)
+def test_ranks_that_do_not_meet_are_told(variables, message, monkeypatch):
+    monkeypatch.setattr(ranks, "MEETING", timedelta(seconds=1))
+    values = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"} | variables
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=message), ranks.joined():
+        pass
