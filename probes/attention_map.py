@@ -1,49 +1,76 @@
-"""Attention of one head on one sample as a picture: a map for each visit, and the difference of two."""
+"""Attention of one sample as pictures: what each head does on each visit, and what it does differently."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pandas import DataFrame
 
 from cache.store import Capture
-from smelt_interp.data.samples import Role, Samples, role_name
+from probes.running.pictures import Map
+from smelt_interp.data.samples import Role, Samples
 from smelt_interp.errors import UserError
-from smelt_interp.plan import Step
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
-    from plotly.graph_objects import Figure
+from smelt_interp.plan import Step, label
 
 PATTERN = "attn.hook_pattern"
+# Readable on white and on black.
 ROLE_COLOURS: Mapping[Role, str] = {
     Role.PAD: "#9aa3ad",
-    Role.BOS: "#111827",
-    Role.INSTRUCTION: "#7d6b5d",
-    Role.DEMONSTRATION_INPUT: "#2b7a78",
-    Role.DEMONSTRATION_ANSWER: "#b3388f",
-    Role.QUERY: "#3f51b5",
-    Role.ANSWER: "#c0392b",
-    Role.TEXT: "#4b5563",
+    Role.BOS: "#64748b",
+    Role.INSTRUCTION: "#9a7b5f",
+    Role.DEMONSTRATION_INPUT: "#2f9088",
+    Role.DEMONSTRATION_ANSWER: "#c04a9e",
+    Role.QUERY: "#5b70d6",
+    Role.ANSWER: "#d64a3a",
+    Role.TEXT: "#7b8694",
 }
-VISIT_COLOURS = ("#2f6db5", "#c8641b")
-"""Earlier and later visit: hue of their maps and ends of the difference's scale."""
-# Most attention is small: half of the hue is spent below 0.2.
-_DEPTHS = ((0.0, 0.0), (0.02, 0.14), (0.2, 0.5), (1.0, 1.0))
+MOST_CELLS = 2**19
+"""That are read of one layer for its other heads too: 1 MB, which a browser is sent at once."""
+THUMBNAIL = 48
+"""Cells along a side of a thumbnail, at most."""
 
 
-Scale = list[list[float | str]]
-"""A plotly colour scale: pairs of a position from 0 to 1 and a colour."""
+def seen_keys(samples: Samples, *, causal: bool) -> NDArray[np.bool_]:
+    """Which keys each query of the first sample can see: those of its segment, later ones too unless causal. -> (T, T)
+
+    Padding is left out: T is the sample's own length.
+    """
+    length = int(samples.length_N[0])
+    start_T, key_S = samples.segment_start_NT[0, :length], np.arange(length)
+    same_TS = start_T[:, None] == start_T
+    seen_TS: NDArray[np.bool_] = same_TS & (key_S <= key_S[:, None]) if causal else same_TS
+    return seen_TS
 
 
-def visible(
-    pattern_TS: NDArray[np.generic], segment_start_T: NDArray[np.integer], *, causal: bool = True
-) -> NDArray[np.float32]:
-    """The pattern of the first T tokens, NaN for keys that a query cannot see: other segments, later ones if causal."""
-    key_S = np.arange(pattern_TS.shape[1])
-    same_TS = segment_start_T[:, None] == segment_start_T
-    seen_TS = same_TS & (key_S <= key_S[:, None]) if causal else same_TS
-    return np.where(seen_TS, pattern_TS, np.nan).astype(np.float32)
+def moved_share(
+    earlier_QTS: NDArray[np.generic], later_QTS: NDArray[np.generic], seen_TS: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """The share of its attention that a query gives to other keys on the later pass, 0 to 1 (total variation).
+
+    Mean over the queries that see more than one key; NaN where there is none. -> (Q,)
+    """
+    length = len(seen_TS)
+    choosing_T = seen_TS.sum(1) > 1
+    before_QTS, after_QTS = (each[:, :length, :length].astype(np.float32) for each in (earlier_QTS, later_QTS))
+    change_QTS = np.abs(after_QTS - before_QTS)
+    moved_QT = np.where(seen_TS, change_QTS, 0).sum(-1, dtype=np.float64) / 2
+    count = choosing_T.sum()
+    share_Q: NDArray[np.float64] = moved_QT[:, choosing_T].sum(1) / count if count else np.full(len(moved_QT), np.nan)
+    return share_Q
+
+
+def thumbnails(values_QTS: NDArray[np.generic], seen_TS: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Each head's matrix in at most THUMBNAIL by THUMBNAIL blocks: the mean of what is seen, NaN where nothing is."""
+    length = len(seen_TS)
+    edges = np.unique(np.linspace(0, length, min(length, THUMBNAIL), endpoint=False).astype(np.int64))
+
+    def blocks(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        return np.add.reduceat(np.add.reduceat(x, edges, axis=-1), edges, axis=-2)
+
+    total_QYX = blocks(np.where(seen_TS, values_QTS[:, :length, :length], 0).astype(np.float32))
+    count_YX = blocks(seen_TS.astype(np.float32))
+    return np.divide(total_QYX, count_YX, out=np.full(total_QYX.shape, np.nan, np.float32), where=count_YX > 0)
 
 
 class Drawable(NamedTuple):
@@ -81,7 +108,7 @@ def read_patterns(
     """
     recorded = drawable(capture)
     for what, number, known in (
-        ("sample", sample, range(len(capture.samples))),
+        ("sample", sample, range(len(capture))),
         ("layer", layer, tuple(recorded.visits)),
         ("head", head, recorded.heads),
         *(("visit", visit, recorded.visits.get(layer, ())) for visit in visits),
@@ -93,135 +120,104 @@ def read_patterns(
     return {visit: capture.read(PATTERN, step, row, head)[0] for visit, step in steps.items()}
 
 
-def attention_frame(
-    patterns: Mapping[int, NDArray[np.generic]], samples: Samples, sample: int, *, causal: bool = True
-) -> "DataFrame":
-    """A row for each query and each key that it can see, from 1, with their tokens: attention on every visit, and the
-    share that uniform attention would give."""
-    from pandas import DataFrame
+def cells(patterns: Sequence[NDArray[np.generic]], seen_TS: NDArray[np.bool_]) -> NDArray[np.float16]:
+    """Every head on every visit, what queries can see alone, query by query: half the bytes of whole matrices.
 
-    row = samples.rows(slice(sample, sample + 1))
-    length = int(row.length_N[0])
-    shown = {
-        visit: visible(pattern_TS[:length, :length], row.segment_start_NT[0, :length], causal=causal)
-        for visit, pattern_TS in sorted(patterns.items())
-    }
-    seen_TS = ~np.isnan(next(iter(shown.values())))
-    query_N, key_N = np.nonzero(seen_TS)
-    labels = np.array(row.labels(0)[:length], dtype=object)
-    columns = {"query": query_N + 1, "key": key_N + 1, "query token": labels[query_N], "key token": labels[key_N]}
-    columns |= {f"visit {visit + 1}": values_TS[seen_TS] for visit, values_TS in shown.items()}
-    return DataFrame(columns | {"uniform": (1 / seen_TS.sum(1))[query_N]})
-
-
-def attention_figure(
-    patterns: Mapping[int, NDArray[np.generic]], samples: Samples, sample: int, *, causal: bool = True, where: str = ""
-) -> "Figure":
-    """One map a visit, side by side; with two visits a third one, the later minus the earlier.
-
-    patterns: one or two visits, each with the (T, S) matrix of one head on the sample of that number; both count from
-    0. Axes are the sample's tokens without padding, coloured by role; zooming into one map zooms into all. The pointer
-    reads `where` (layer and head), both tokens, the share of attention on every visit, and a uniform one.
+    patterns: one (Q, T, S) a visit. -> (Q, visits, seen keys of all queries)
     """
-    if not 1 <= len(patterns) <= 2:
-        raise UserError(f"visits to draw must be one or two; got {len(patterns)}")
-    row = samples.rows(slice(sample, sample + 1))
-    length = int(row.length_N[0])
-    visits = sorted(patterns)
-    start_T = row.segment_start_NT[0, :length]
-    maps = [visible(patterns[visit][:length, :length], start_T, causal=causal) for visit in visits]
-    titles = [f"visit {visit + 1}" for visit in visits]
-    seen_TS = ~np.isnan(maps[0])
-    uniform_TS = np.broadcast_to(1 / seen_TS.sum(1, keepdims=True), seen_TS.shape)
-    readings_TSV = np.stack([*maps, uniform_TS], axis=-1).astype(np.float32)
-    lines = [f"{title} <b>%{{customdata[{at}]:.4f}}</b>" for at, title in enumerate([*titles, "uniform"])]
-    hover = "<br>".join([where, "query %{y}, key %{x}", "share of the query's attention:", *lines]).removeprefix("<br>")
-    hues: list[Scale] = [[[at, _mixed(VISIT_COLOURS[i], depth)] for at, depth in _DEPTHS] for i in range(len(visits))]
-    lowest = [0.0] * len(visits)
-    if len(visits) == 2:
-        maps.append(maps[1] - maps[0])
-        titles.append(f"visit {visits[1] + 1} − visit {visits[0] + 1}")
-        hues.append(_diverging(*VISIT_COLOURS))
-        lowest.append(-1.0)
-    figure = _drawn(maps, titles, hues, lowest, axis_names(row), row.role_NT[0, :length])
-    figure.update_traces(
-        customdata=readings_TSV,
-        hovertemplate=hover + "<extra>%{fullData.name} %{z:.4f}</extra>",
-        selector={"type": "heatmap"},
+    length = len(seen_TS)
+    return np.stack([pattern_QTS[:, :length, :length][:, seen_TS] for pattern_QTS in patterns], 1).astype(np.float16)
+
+
+class MapRow(NamedTuple):
+    """What a row of maps needs of one capture."""
+
+    heads: tuple[int, ...]
+    cells: NDArray[np.float16]
+    """As `cells` gives them, of these heads."""
+    titles: list[str]
+    """A map each."""
+    difference: str
+    """What the last minus the first is called."""
+
+
+def row_of(capture: Capture, sample: int, steps: Sequence[int], head: int) -> MapRow | None:
+    """Those of the steps that were recorded, with every head while that is little, with the chosen one alone else.
+
+    None where the head or every step is missing. Raises UserError for a capture without attention.
+    """
+    kept_heads = drawable(capture).heads
+    kept = tuple(step for step in steps if step in capture.kept[PATTERN].steps)
+    if not kept or head not in kept_heads:
+        return None
+    row = slice(sample, sample + 1)
+    seen_TS = seen_keys(capture.rows(row), causal=capture.architecture.causal)
+    every = len(kept_heads) * len(kept) * seen_TS.sum() <= MOST_CELLS
+    read = [capture.read(PATTERN, step, row, "all" if every else head) for step in kept]
+    patterns = [
+        values[0] if every else values for values in read
+    ]  # with one head its axis is the sample's, of length 1
+    plan = [capture.architecture.steps[step] for step in kept]
+    titles = [label(step) for step in plan]
+    ends = (plan[-1], plan[0])
+    once = [label(step).partition(", ")[2] for step in ends] if plan[-1].layer == plan[0].layer else map(label, ends)
+    return MapRow(kept_heads if every else (head,), cells(patterns, seen_TS), titles, " − ".join(once))
+
+
+class HeadGrid(NamedTuple):
+    """Every recorded head of a layer at a glance."""
+
+    order: list[int]
+    """Positions of heads: the one that moves most first."""
+    about: list[str]
+    """A word a head."""
+    caption: str
+    """Where it says {most}, the value of the deepest colour belongs."""
+    thumbnails: NDArray[np.float16]
+
+
+def head_grid(capture: Capture, sample: int, steps: Sequence[int]) -> HeadGrid:
+    """The last of the steps minus the first, head by head; with one step its attention itself."""
+    row = slice(sample, sample + 1)
+    seen_TS = seen_keys(capture.rows(row), causal=capture.architecture.causal)
+    first_QTS, *_, last_QTS = [capture.read(PATTERN, step, row)[0] for step in (steps[0], steps[-1])]
+    names = [label(capture.architecture.steps[step]).partition(", ")[2] for step in steps]
+    if len(steps) == 1:
+        order, about = list(range(len(first_QTS))), [""] * len(first_QTS)
+        caption = f"Heads: attention on {names[0]}, deepest at {{most}}"
+        return HeadGrid(order, about, caption, thumbnails(first_QTS, seen_TS).astype(np.float16))
+    share_Q = moved_share(first_QTS, last_QTS, seen_TS)
+    caption = (
+        f"Heads: {names[-1]} − {names[0]}, deepest at ±{{most}}; sorted by the share of its attention that a query "
+        "gives to other keys"
     )
-    return figure
+    small_QYX = thumbnails(last_QTS.astype(np.float32) - first_QTS, seen_TS).astype(np.float16)
+    return HeadGrid(np.argsort(-share_Q).tolist(), [f"{share:.0%}" for share in share_Q], caption, small_QYX)
 
 
-def axis_names(samples: Samples) -> list[str]:
-    """One name a token of the first row: its position from 1 and its label, coloured by role."""
-    length = int(samples.length_N[0])
-    labels = samples.labels(0)[:length]
-    escaped = [label.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for label in labels]
-    roles = [Role(role) for role in samples.role_NT[0, :length]]
-    return [
-        f'<span style="color:{ROLE_COLOURS[role]}">{position} <b>{label}</b></span>'
-        for position, (label, role) in enumerate(zip(escaped, roles, strict=True), start=1)
-    ]
+def attention_maps(patterns: Mapping[int, NDArray[np.generic]], samples: Samples, *, causal: bool = True) -> list[Map]:
+    """One map a visit, and with several the last minus the first; unseen keys NaN. `samples` begins with the sample."""
+    seen_TS = seen_keys(samples, causal=causal)
+    length, (first, *_, last) = len(seen_TS), (*sorted(patterns), max(patterns))
+    shown = {
+        visit: np.where(seen_TS, patterns[visit][:length, :length], np.nan).astype(np.float32)
+        for visit in sorted(patterns)
+    }
+    maps = [Map(f"visit {visit + 1}", values_TS) for visit, values_TS in shown.items()]
+    if last != first:
+        maps.append(Map(f"visit {last + 1} − visit {first + 1}", shown[last] - shown[first]))
+    return maps
 
 
-def _drawn(
-    maps: list[NDArray[np.float32]],
-    titles: list[str],
-    hues: list[Scale],
-    lowest: list[float],
-    names: list[str],
-    role_T: NDArray[np.uint8],
-) -> "Figure":
-    from plotly.graph_objects import Heatmap, Scatter
-    from plotly.subplots import make_subplots
-
-    count = len(maps)
-    width = 0.6 if count == 1 else 1.0  # a single map across the page would be stretched out of shape
-    figure = make_subplots(1, count, shared_xaxes="all", shared_yaxes="all", horizontal_spacing=0.03)
-    for column, (values_TS, title, hue, low) in enumerate(zip(maps, titles, hues, lowest, strict=True), start=1):
-        figure.add_trace(
-            Heatmap(
-                z=values_TS, x=names, y=names, zmin=low, zmax=1, colorscale=hue, hoverongaps=False, name=title,
-                colorbar={
-                    "orientation": "h", "thickness": 8, "y": 1.0, "yanchor": "bottom",
-                    "x": width * (column - 0.5) / count, "len": width * 0.8 / count,
-                    "title": {"text": title, "side": "top"},
-                    "tickvals": [-1, -0.5, 0, 0.5, 1] if low < 0 else [0, 0.5, 1], "tickangle": 0,
-                },
-            ),
-            1, column,
-        )  # fmt: skip
-    present = [Role(role) for role in sorted(set(role_T.tolist()))]
-    for role in present:
-        figure.add_trace(
-            Scatter(
-                x=[None], y=[None], mode="markers", name=role_name(role), hoverinfo="skip",
-                marker={"color": ROLE_COLOURS[role], "size": 10, "symbol": "square"},
-            ),
-            1, 1,
-        )  # fmt: skip
-    figure.update_xaxes(
-        title_text="key", title_standoff=22, tickangle=-90, tickfont_size=10, showgrid=False, constrain="domain"
-    )
-    figure.update_yaxes(autorange="reversed", tickfont_size=10, showgrid=False)
-    figure.update_yaxes(title_text="query", row=1, col=1)
-    if count == 1:
-        figure.update_xaxes(domain=[0, width])
-    figure.update_layout(
-        height=620,
-        margin={"l": 70, "r": 10, "t": 80, "b": 90},
-        legend={"orientation": "h", "y": -0.24, "x": 0, "title": {"text": "tokens are", "side": "left"}},
-    )
-    return figure
-
-
-def _mixed(colour: str, depth: float) -> str:
-    """The colour at a depth from white (0) to itself (1)."""
-    parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return "#" + "".join(f"{round(255 + (part - 255) * depth):02x}" for part in parts)
-
-
-def _diverging(negative: str, positive: str) -> Scale:
-    below: Scale = [[(1 - at) / 2, _mixed(negative, depth)] for at, depth in reversed(_DEPTHS)]
-    above: Scale = [[(1 + at) / 2, _mixed(positive, depth)] for at, depth in _DEPTHS[1:]]
-    return below + above
+def attention_frame(patterns: Mapping[int, NDArray[np.generic]], samples: Samples, *, causal: bool = True) -> DataFrame:
+    """A row for each query and each key that it can see, from 1, with their tokens: attention on every visit, and the
+    share that uniform attention would give. `samples` begins with the sample."""
+    seen_TS = seen_keys(samples, causal=causal)
+    length = len(seen_TS)
+    query_N, key_N = np.nonzero(seen_TS)
+    labels = np.array(samples.labels(0)[:length], dtype=object)
+    columns = {"query": query_N + 1, "key": key_N + 1, "query token": labels[query_N], "key token": labels[key_N]}
+    columns |= {
+        f"visit {visit + 1}": pattern_TS[:length, :length][seen_TS] for visit, pattern_TS in sorted(patterns.items())
+    }
+    return DataFrame(columns | {"uniform": (1 / seen_TS.sum(1))[query_N]})

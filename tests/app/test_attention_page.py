@@ -1,7 +1,7 @@
 """The attention page, run in process on planted captures."""
 
-import base64
 import json
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,18 +11,26 @@ from streamlit.testing.v1 import AppTest
 
 from cache.recording import write_capture
 from cache.store import Capture
+from probes import attention_map
+from probes.attention_map import PATTERN
 from tests.support.app_captures import episodes
 from tests.support.app_pages import page
 from tests.support.planted import LOOPED, planted_batch, random_sites
 
 
-def maps_of(test: AppTest) -> list[np.ndarray]:
-    """The matrices of the heatmaps of the only figure, top row first."""
-    (chart,) = test.get("plotly_chart")
-    drawn = json.loads(chart.proto.spec)["data"]
-    maps = [trace["z"] for trace in drawn if trace["type"] == "heatmap"]
-    arrays = [np.frombuffer(base64.b64decode(z["bdata"]), z["dtype"]) for z in maps]
-    return [array.reshape([int(n) for n in z["shape"].split(",")]) for array, z in zip(arrays, maps, strict=True)]
+def drawn(test: AppTest) -> tuple[dict[str, object], dict[str, np.ndarray]]:
+    """What the browser is sent: the scene, and its arrays by name."""
+    (canvas,) = test.get("bidi_component")
+    line, _, body = canvas.proto.bytes.partition(b"\n")
+    scene = json.loads(line)
+    body = zlib.decompress(body) if scene["deflated"] else body
+    arrays, at = {}, 0
+    for each in scene["arrays"]:
+        size = int(np.prod(each["shape"])) * np.dtype(each["type"]).itemsize
+        arrays[each["name"]] = np.frombuffer(body[at : at + size], each["type"]).reshape(each["shape"])
+        at += size
+    assert at == len(body)
+    return scene, arrays
 
 
 @pytest.mark.parametrize("sample", ["inf", "0", "4", "1.5", "1e400", "x"])
@@ -34,38 +42,70 @@ def test_a_sample_that_is_none_falls_back_and_says_so(sample: str, folder: Path)
     ]
 
 
-def test_the_maps_are_both_visits_and_their_difference(folder: Path) -> None:
-    test = page("attention", folder, capture="looped", sample="2", layer="3", head="4")
+def test_every_head_is_sent_on_both_visits_and_nothing_that_is_not_seen(folder: Path) -> None:
+    test = page("attention", folder, capture="looped", sample="2", layer="3", head="4", query="7")
+    scene, arrays = drawn(test)
     capture = Capture(folder / "looped")
     length = int(capture.samples.length_N[1])
-    first, second = (capture.read("attn.hook_pattern", step, slice(1, 2), 3)[0][:length, :length] for step in (2, 4))
     seen = np.tril(np.ones((length, length), bool))
-    for drawn, expected in zip(maps_of(test), (first, second, second - first), strict=True):
-        np.testing.assert_array_equal(np.isnan(drawn), ~seen)
-        np.testing.assert_array_equal(drawn[seen], expected[seen])
+    for visit, step in enumerate((2, 4)):
+        expected_QTS = capture.read("attn.hook_pattern", step, slice(1, 2))[0][:, :length, :length]
+        np.testing.assert_array_equal(arrays["row 0"][:, visit], expected_QTS[:, seen].astype(np.float16))
+    assert scene["chosen"] == {"sample": 2, "layer": 3, "head": 4, "query": 7}
+    assert scene["rows"][0]["heads"] == [1, 2, 3, 4]
+    assert scene["rows"][0]["titles"] == ["layer 3, visit 1", "layer 3, visit 2"]
+    assert scene["rows"][0]["difference"] == "visit 2 − visit 1"
+    assert scene["tokens"] == list(capture.samples.labels(1)[:length])
     assert not test.info
 
 
-def test_only_the_matrices_on_the_page_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_long_sample_one_head_is_sent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_map, "MOST_CELLS", 100)
     read, asked = Capture.read, []
 
-    def watched(self: Capture, suffix: str, step: int, samples: slice, head: int) -> np.ndarray:
-        asked.append((suffix, step, samples, head))
+    def watched(self: Capture, suffix: str, step: int, samples: slice, head: int | str = "all") -> np.ndarray:
+        asked.append((step, samples, head))
         return read(self, suffix, step, samples, head)
 
     monkeypatch.setattr(Capture, "read", watched)
-    page("attention", folder, capture="looped", sample="3", layer="2", head="1")
-    assert asked == [("attn.hook_pattern", step, slice(2, 3), 0) for step in (1, 3)]
-
-
-def test_a_link_opens_the_same_view_and_its_python_gives_the_same_figure(folder: Path) -> None:
     test = page("attention", folder, capture="looped", sample="3", layer="2", head="2")
+    assert asked[:2] == [(step, slice(2, 3), 1) for step in (1, 3)]
+    scene, arrays = drawn(test)
+    assert scene["rows"][0]["heads"] == [2]
+    np.testing.assert_array_equal(
+        arrays["row 0"][0, 0][:1], read(Capture(folder / "looped"), PATTERN, 1, slice(2, 3), 1)[0, :1, 0]
+    )
+
+
+def test_a_link_opens_the_same_view_and_its_python_gives_its_numbers(folder: Path) -> None:
+    test = page("attention", folder, capture="looped", sample="3", layer="2", head="2", scale="clip", second="baseline")
     assert (test.number_input(key="sample").value, test.selectbox(key="layer").value) == (3, 2)
     assert test.selectbox(key="head").value == 2
+    scene, arrays = drawn(test)
+    assert scene["scale"] == "clip"
+    # The Baseline stands beside at the same executed depth: steps 2 and 4 of its plan.
+    assert [row["titles"] for row in scene["rows"]][1] == ["layer 2, visit 1", "layer 4, visit 1"]
     scope: dict[str, object] = {}
-    exec(test.code[-1].value.replace("figure.show()", ""), scope)
-    (chart,) = test.get("plotly_chart")
-    assert json.loads(chart.proto.spec)["data"] == json.loads(scope["figure"].to_json())["data"]
+    exec(test.code[-1].value, scope)
+    for visit in (0, 1):
+        np.testing.assert_allclose(scope["frame"][f"visit {visit + 1}"], arrays["row 0"][1, visit], atol=1e-3)
+
+
+def test_what_is_chosen_on_the_canvas_is_what_the_widgets_show(folder: Path) -> None:
+    def script(chosen: dict[str, object]) -> None:
+        import streamlit as st
+
+        from app.widgets.canvas import _keep
+
+        st.session_state["canvas"] = {"chosen": chosen}
+        st.session_state["layer"] = 2
+        _keep("canvas", {"layer": [2, 3], "query": [None, 1, 2]})
+
+    for told, layer in (({"layer": 3, "query": 2, "serial": 5}, 3), ({"layer": 9, "query": "x"}, 2), ("nonsense", 2)):
+        test = AppTest.from_function(script, args=(told,), default_timeout=30).run()
+        assert not test.exception
+        assert test.session_state["layer"] == layer
+        assert ("query" in test.session_state) == (layer == 3)
 
 
 def test_a_baseline_has_one_map_and_says_so(folder: Path) -> None:
@@ -73,7 +113,8 @@ def test_a_baseline_has_one_map_and_says_so(folder: Path) -> None:
     assert [info.value for info in test.info] == [
         "This network visits each layer once (a Baseline), so there is one map and no difference."
     ]
-    assert len(maps_of(test)) == 1
+    scene, arrays = drawn(test)
+    assert arrays["row 0"].shape[1] == len(scene["rows"][0]["titles"]) == 1
 
 
 def test_a_layer_outside_the_loop_says_where_the_loop_is(folder: Path) -> None:
@@ -87,12 +128,13 @@ def test_of_three_visits_any_two_are_compared(tmp_path: Path) -> None:
     samples = episodes().samples
     batch = planted_batch(config, samples, random_sites(config, samples, ("attn.hook_pattern",)))
     write_capture(tmp_path / "three", [batch], dtype="float32")
-    test = page("attention", tmp_path, capture="three", layer="2", earlier="2", later="3")
-    length = int(samples.length_N[0])
-    second, third = (batch.sites[step, "attn.hook_pattern"][0, 0, :length, :length] for step in (3, 5))
-    np.testing.assert_array_equal(maps_of(test)[2], np.where(np.isnan(maps_of(test)[0]), np.nan, third - second))
-    test = page("attention", tmp_path, capture="three", layer="2", earlier="2")
-    assert test.selectbox(key="later").options == ["3"]
+    test = page("attention", tmp_path, capture="three", layer="2", visits=["2", "3"])
+    assert not test.warning
+    seen = np.tril(np.ones((length := int(samples.length_N[0]),) * 2, bool))
+    for at, step in enumerate((3, 5)):
+        expected = batch.sites[step, PATTERN][0, 0, :length, :length][seen].astype(np.float16)
+        np.testing.assert_array_equal(drawn(test)[1]["row 0"][0, at], expected)
+    assert drawn(test)[0]["rows"][0]["difference"] == "visit 3 − visit 2"
 
 
 def test_a_capture_without_attention_says_what_it_lacks(tmp_path: Path) -> None:

@@ -184,17 +184,43 @@ def test_every_page_opens_and_its_address_gives_the_same_view(address: str, brow
     other.open(visitor.page.url)
     assert (other.choices(), other.command()) == (visitor.choices(), visitor.command())
 
-    visitor.follow("Attention, both visits")
-    visitor.choose("Layer", "3")
-    visitor.choose("Head", "4")
-    visitor.type("Sample", "2")
-    visitor.settle()
-    assert visitor.choices() == ["looped", "2", "3", "4"]
-    other.open(visitor.page.url)
-    assert other.choices() == visitor.choices()
-    maps = other.page.locator("[data-testid=stPlotlyChart] .hm")
+
+@pytest.mark.browser
+def test_attention_is_read_by_pointer_and_by_keys_and_a_link_opens_the_same(address: str, browser: Browser) -> None:
+    visitor = Visitor(browser)
+    visitor.open(f"{address}/attention?capture=looped&second=baseline")
+    page = visitor.page
+    maps, read = page.locator("canvas.map"), page.locator(".read")
     maps.first.wait_for()
-    assert maps.count() == 3
+    assert maps.count() == 6  # two visits and their difference, of two networks
+
+    page.locator(".thumbnails button", has=page.locator("span", has_text=re.compile("^4$"))).click()
+    page.wait_for_url("**head=4**")
+    page.locator(".canvas").focus()
+    for key, said in (("ArrowDown", "layer=3"), ("PageDown", "sample=2"), ("ArrowLeft", "head=3")):
+        page.keyboard.press(key)
+        page.wait_for_url(f"**{said}**")
+    visitor.settle()
+    box = maps.nth(0).bounding_box()
+    page.mouse.move(box["x"] + 52, box["y"] + box["height"] / 2)  # the first key
+    assert "sample 2, layer 3, head 3" in read.inner_text()
+    assert "key 1 ‘<bos>’" in read.inner_text()
+    (looped, baseline) = read.inner_text().splitlines()[1:]
+    assert looped.startswith("looped: layer 3, visit 1 0.6001, layer 3, visit 2 0.0200, visit 2 − visit 1 -0.5801; ")
+    assert baseline.startswith("baseline: layer 3, visit 1 0.6001; uniform ")  # it has no step 5
+    page.mouse.click(box["x"] + 52, box["y"] + box["height"] / 2)
+    page.wait_for_url("**query=**")
+    visitor.settle()
+
+    other = Visitor(browser)
+    other.open(page.url)
+    other.page.locator("canvas.map").first.wait_for()
+    assert other.page.locator(".thumbnails .chosen span").inner_text() == "3"
+    assert other.page.locator(".read").inner_text().endswith(", pinned: point at a key to read it")
+    page.go_back()  # the query is let go
+    visitor.settle()
+    assert "query=" not in page.url
+    assert other.page.locator(".strip .query").inner_text() != page.locator(".strip .query").inner_text()
 
 
 @pytest.mark.browser

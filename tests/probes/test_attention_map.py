@@ -8,17 +8,19 @@ import pytest
 
 from cache.recording import write_capture
 from cache.store import Capture
+from probes import attention_map
 from probes.attention_map import (
     ROLE_COLOURS,
-    attention_figure,
     attention_frame,
-    axis_names,
+    attention_maps,
     drawable,
+    head_grid,
+    moved_share,
     read_patterns,
-    visible,
+    seen_keys,
+    thumbnails,
 )
 from smelt_interp.data.samples import Role
-from smelt_interp.data.token_text import TokenText
 from smelt_interp.errors import UserError
 from tests.support.app_captures import VISIT_MASS, episodes
 from tests.support.planted import LOOPED, text_samples
@@ -39,12 +41,12 @@ def test_each_visit_gives_the_mass_that_was_planted_on_it(capture: Capture) -> N
     patterns = read_patterns(capture, sample=1, layer=2, head=3, visits=(0, 1))
     for visit, mass in zip((0, 1), VISIT_MASS, strict=True):
         np.testing.assert_allclose(patterns[visit][1:, 0], mass, atol=1e-6)
-    figure = attention_figure(patterns, capture.samples, sample=1)
+    maps = attention_maps(patterns, capture.rows(slice(1, 2)))
     length = int(capture.samples.length_N[1])
-    difference_TS = figure.data[2].z
+    difference_TS = maps[2].values_TS
     assert difference_TS.shape == (length, length)
     np.testing.assert_allclose(difference_TS[1:, 0], VISIT_MASS[1] - VISIT_MASS[0], atol=1e-6)
-    assert [trace.name for trace in figure.data[:3]] == ["visit 1", "visit 2", "visit 2 − visit 1"]
+    assert [each.title for each in maps] == ["visit 1", "visit 2", "visit 2 − visit 1"]
 
 
 @pytest.mark.parametrize(
@@ -63,24 +65,40 @@ def test_what_was_not_recorded_is_refused(
         read_patterns(capture, **{"sample": 0, "layer": 1, "head": 0, "visits": (0,), **asked})
 
 
-def test_keys_out_of_sight_are_not_numbers() -> None:
+def test_keys_out_of_sight_are_not_seen() -> None:
     # Two documents in one row: the second one begins at position 3.
-    seen_TS = ~np.isnan(visible(np.ones((5, 5)), np.array([0, 0, 0, 3, 3])))
+    samples = replace(text_samples(1, 5), segment_start_NT=np.array([[0, 0, 0, 3, 3]], np.int32))
     expected = ["#....", "##...", "###..", "...#.", "...##"]
-    assert ["".join("#" if seen else "." for seen in row) for row in seen_TS] == expected
-    both_ways_TS = ~np.isnan(visible(np.ones((5, 5)), np.array([0, 0, 0, 3, 3]), causal=False))
-    assert ["".join("#" if seen else "." for seen in row) for row in both_ways_TS] == ["###.."] * 3 + ["...##"] * 2
+    assert ["".join("#" if seen else "." for seen in row) for row in seen_keys(samples, causal=True)] == expected
+    both_ways = ["".join("#" if seen else "." for seen in row) for row in seen_keys(samples, causal=False)]
+    assert both_ways == ["###.."] * 3 + ["...##"] * 2
 
 
-def test_a_token_is_named_by_position_and_label_in_the_colour_of_its_role() -> None:
-    samples = text_samples(1, 4)
-    text = TokenText.of([b"", b"<", b" ", b"x"])
-    names = axis_names(replace(samples, text=text, length_N=np.array([3], np.int32)))
-    assert names == [
-        f'<span style="color:{ROLE_COLOURS[Role.BOS]}">1 <b>&lt;bos&gt;</b></span>',
-        f'<span style="color:{ROLE_COLOURS[Role.TEXT]}">2 <b>&lt;</b></span>',
-        f'<span style="color:{ROLE_COLOURS[Role.TEXT]}">3 <b>␣</b></span>',
-    ]
+def test_a_query_that_gives_half_of_its_attention_to_another_key_moves_half() -> None:
+    seen_TS = np.tril(np.ones((3, 3), bool))
+    earlier_TS = np.array([[1, 0, 0], [1, 0, 0], [0.5, 0.5, 0]])
+    later_TS = np.array([[1, 0, 0], [0.5, 0.5, 0], [0, 0, 1]])
+    # The first query has no choice; the second moves a half, the third all.
+    assert moved_share(earlier_TS[None], later_TS[None], seen_TS).tolist() == [0.75]
+    assert moved_share(earlier_TS[None], earlier_TS[None], seen_TS).tolist() == [0.0]
+    assert np.isnan(moved_share(earlier_TS[None, :1, :1], later_TS[None, :1, :1], seen_TS[:1, :1])).all()
+
+
+def test_a_thumbnail_is_the_mean_of_what_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    values_TS, seen_TS = np.arange(16.0).reshape(4, 4), np.tril(np.ones((4, 4), bool))
+    np.testing.assert_array_equal(thumbnails(values_TS[None], seen_TS)[0], np.where(seen_TS, values_TS, np.nan))
+    monkeypatch.setattr(attention_map, "THUMBNAIL", 2)
+    np.testing.assert_allclose(thumbnails(values_TS[None], seen_TS)[0], [[3, np.nan], [10.5, 13]], equal_nan=True)
+    # 0, 4, 5; 8, 9, 12, 13; 10, 14, 15
+
+
+def test_heads_are_sorted_by_how_much_they_move(capture: Capture) -> None:
+    grid = head_grid(capture, 1, (2, 4))
+    assert sorted(grid.order) == [0, 1, 2, 3]
+    moved = [int(grid.about[at].removesuffix("%")) for at in grid.order]
+    assert moved == sorted(moved, reverse=True)
+    assert grid.thumbnails.dtype == np.float16
+    assert head_grid(capture, 1, (0,)).order == [0, 1, 2, 3]
 
 
 def test_every_role_has_a_colour_of_its_own() -> None:
@@ -90,36 +108,21 @@ def test_every_role_has_a_colour_of_its_own() -> None:
 def test_padding_is_not_drawn(capture: Capture) -> None:
     shortest = int(capture.samples.length_N.argmin())
     patterns = read_patterns(capture, sample=shortest, layer=0, head=0, visits=(0,))
-    (heatmap,) = (
-        trace for trace in attention_figure(patterns, capture.samples, shortest).data if trace.type == "heatmap"
-    )
-    assert len(heatmap.x) == len(heatmap.y) == int(capture.samples.length_N[shortest])
-    assert not np.isnan(np.diag(heatmap.z)).any()
-
-
-def test_the_pointer_reads_head_both_visits_and_uniform(capture: Capture) -> None:
-    patterns = read_patterns(capture, sample=1, layer=2, head=3, visits=(0, 1))
-    drawn = attention_figure(patterns, capture.samples, 1, where="layer 3, head 4").data[2]
-    np.testing.assert_allclose(drawn.customdata[4, 0], [*VISIT_MASS, 1 / 5], atol=1e-6)
-    assert drawn.hovertemplate.startswith("layer 3, head 4<br>query %{y}, key %{x}<br>share of the query's attention:")
-    for at, title in enumerate(("visit 1", "visit 2", "uniform")):
-        assert f"{title} <b>%{{customdata[{at}]:.4f}}</b>" in drawn.hovertemplate
+    length = int(capture.samples.length_N[shortest])
+    (drawn,) = attention_maps(patterns, capture.rows(slice(shortest, shortest + 1)))
+    assert drawn.values_TS.shape == (length, length)
+    assert not np.isnan(np.diag(drawn.values_TS)).any()
 
 
 def test_the_table_of_a_map_has_every_key_in_sight_on_every_visit(capture: Capture) -> None:
     patterns = read_patterns(capture, sample=1, layer=2, head=3, visits=(0, 1))
-    frame = attention_frame(patterns, capture.samples, 1)
+    frame = attention_frame(patterns, capture.rows(slice(1, 2)))
     length = int(capture.samples.length_N[1])
     assert len(frame) == length * (length + 1) // 2
     first = frame[(frame["key"] == 1) & (frame["query"] > 1)]
     np.testing.assert_allclose(first[["visit 1", "visit 2"]], [VISIT_MASS] * (length - 1), atol=1e-6)
     np.testing.assert_allclose(frame["uniform"], 1 / frame["query"])
     assert frame["query token"].iloc[-1] == capture.samples.labels(1)[length - 1]
-
-
-def test_none_or_three_visits_are_no_picture(capture: Capture) -> None:
-    with pytest.raises(UserError, match="visits to draw must be one or two; got 0"):
-        attention_figure({}, capture.samples, 0)
 
 
 def test_a_capture_without_attention_is_refused(tmp_path: Path) -> None:
