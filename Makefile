@@ -70,7 +70,7 @@ $(VENV)/.installed: requirements.lock pyproject.toml
 	@touch $@
 
 $(VENV)/.tested: requirements-test.lock $(VENV)/.installed
-	$(PIP) -r requirements-test.lock
+	$(PIP) --no-deps -r requirements-test.lock
 	@touch $@
 
 clean:

@@ -95,10 +95,18 @@ def _softmax(scores_BQTS: Tensor, sinks: Tensor | None, s_aux: Tensor | None) ->
 def _allowed(run: Run, attention_mask: Tensor | None) -> Tensor | None:
     """True where a query may look, by the network's own mask and by the documents of a row; None is everywhere."""
     allowed_BQTS = None if attention_mask is None else attention_mask > torch.finfo(attention_mask.dtype).min / 2
-    if run.segment_BTS is not None:
-        within_BQTS = run.segment_BTS[:, None]
+    if allowed_BQTS is None and run.within_BTS is None:
+        return None
+    return limited(run, allowed_BQTS)
+
+
+def limited(run: Run, allowed_BQTS: Tensor | None) -> Tensor:
+    """The same within documents, and without padding where the network's own mask knows none."""
+    if run.within_BTS is not None:
+        within_BQTS = run.within_BTS[:, None]
         allowed_BQTS = within_BQTS if allowed_BQTS is None else allowed_BQTS & within_BQTS
-    if run.padded and allowed_BQTS is not None:
+    assert allowed_BQTS is not None
+    if run.padded:
         # A padding query sees itself: a row without any key would be not-a-number.
         alone = torch.eye(allowed_BQTS.shape[-1], dtype=torch.bool, device=allowed_BQTS.device)
         allowed_BQTS = allowed_BQTS | (alone & ~allowed_BQTS.any(-1, keepdim=True))

@@ -42,9 +42,11 @@ class Family:
     """Whether each layer runs once and hands one stream on, so that `--loop` can run a span of them again."""
     final_norm: str = "model.norm"
     attention: str = "self_attn"
-    """The module that calls transformers' attention interface."""
+    """The module that attends."""
+    calls: Literal["interface", "fused", "softmax"] = "interface"
+    """What it calls: transformers' attention interface, or torch's `scaled_dot_product_attention` or `softmax`."""
     rotary: bool = True
-    """Whether queries and keys are rotated before the interface gets them."""
+    """Whether queries and keys are rotated before the function that it calls gets them."""
     projections: Mapping[str, str] = field(
         default_factory=lambda: {"attn.hook_q": "self_attn.q_proj", "attn.hook_k": "self_attn.k_proj"}
     )
@@ -64,6 +66,12 @@ class Family:
     causal: bool = True
     whole_rows: bool = False
     """Whether something beside attention reads earlier tokens, so that a row cannot hold two documents."""
+    takes_masks: bool = True
+    """Whether its forward pass takes a mask of padding and positions; without them its positions must be relative."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """More arguments of its forward pass."""
+    context: str = "max_position_embeddings"
+    """The config's word for it."""
     masked: bool = False
     """Whether it predicts masked tokens instead of the next one."""
 
@@ -77,9 +85,9 @@ class Family:
             "hook_mlp_out": bool(self.mlp_out),
             "attn.hook_q": "attn.hook_q" in self.projections or not self.rotary,
             "attn.hook_k": "attn.hook_k" in self.projections or not self.rotary,
-            "attn.hook_v": True,
-            "attn.hook_rot_q": self.rotary,
-            "attn.hook_rot_k": self.rotary,
+            "attn.hook_v": self.calls != "softmax" or "attn.hook_v" in self.projections,
+            "attn.hook_rot_q": self.rotary and self.calls != "softmax",
+            "attn.hook_rot_k": self.rotary and self.calls != "softmax",
             "attn.hook_attn_scores": True,
             "attn.hook_pattern": True,
             "attn.hook_z": True,

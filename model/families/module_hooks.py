@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from model.families.family import Family
 from model.families.run import RUNNING, Run
+from model.families.torch_attention import reach_inside
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]
 
@@ -22,6 +23,8 @@ def install(family: Family, layer: int, module: nn.Module) -> None:
     module.register_forward_pre_hook(partial(_enter, layer), with_kwargs=True)
     for suffix, path in family.projections.items():
         module.get_submodule(path).register_forward_hook(partial(_projected, suffix))
+    if family.calls != "interface":
+        reach_inside(module.get_submodule(family.attention), family.calls)
     if family.attn_out:
         module.get_submodule(family.attn_out).register_forward_hook(_attention_update)
     if family.mlp_out:

@@ -67,8 +67,9 @@ class FamilyNetwork(LoopedModel):
             install(family, layer, module)
         model.get_input_embeddings().register_forward_hook(self._embedded)
         config.use_cache = False
-        register()
-        model.set_attn_implementation(NAME)
+        if family.calls == "interface":
+            register()
+            model.set_attn_implementation(NAME)
         self.hook_embed = SitePoint()
         self.blocks = nn.ModuleList(FamilyStep(self.architecture.sites) for _ in self.plan)
         self.setup()
@@ -99,16 +100,20 @@ class FamilyNetwork(LoopedModel):
         read = Inputs(values=inputs, segment_start_BT=start_BT, attention_mask_BT=mask_BT)
         read.check(self.architecture, request)
         run = Run(request, self.family, self.blocks, len(inputs))
-        given: dict[str, object] = {} if self.family.masked else {"use_cache": False}
+        given: dict[str, object] = {**self.family.options, **({} if self.family.masked else {"use_cache": False})}
         if mask_BT is not None and not bool(mask_BT.all()):
             run.padded = True
-            given |= {"attention_mask": mask_BT, "position_ids": (mask_BT.long().cumsum(-1) - 1).clamp(min=0)}
+            if self.family.takes_masks:
+                given |= {"attention_mask": mask_BT, "position_ids": (mask_BT.long().cumsum(-1) - 1).clamp(min=0)}
+            else:
+                run.within_BTS = mask_BT[:, None].bool()
         if start_BT is not None and bool(start_BT.any()):
             if self.family.whole_rows:
                 raise UserError(f"a row of a {self.architecture.family} network must be one document; got several")
-            run.segment_BTS = start_BT[:, :, None] == start_BT[:, None]
-            position_T = torch.arange(inputs.shape[1], device=inputs.device)
-            given["position_ids"] = position_T - start_BT
+            same_BTS = start_BT[:, :, None] == start_BT[:, None]
+            run.within_BTS = same_BTS if run.within_BTS is None else same_BTS & run.within_BTS
+            if self.family.takes_masks:
+                given["position_ids"] = torch.arange(inputs.shape[1], device=inputs.device) - start_BT
         with run.now():
             logits_BTW: Tensor = self.model(input_ids=inputs, **given).logits
         return logits_BTW
@@ -182,7 +187,7 @@ def architecture_of(
         top_k=config.num_experts_per_tok if family.router else 0,
         router=family.router_kind,
         vocab_size=config.vocab_size,
-        context=config.max_position_embeddings,
+        context=getattr(config, family.context),
         causal=family.causal,
     )
 

@@ -43,7 +43,7 @@ class Opening:
 
 
 PLAIN = Opening()
-REMOTE = ("ouro",)
+REMOTE = ("ouro", "huginn_raven", "open_mythos")
 """Families whose code lies in the folder of the checkpoint, not in transformers."""
 
 
@@ -126,7 +126,8 @@ def _read_config(folder: Path, opening: Opening) -> "PretrainedConfig":
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=opening.trust_remote_code)
+        with _code_that_runs(named):
+            return AutoConfig.from_pretrained(folder, trust_remote_code=opening.trust_remote_code)
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise UserError(
             f"{folder / CONFIG} must be a config that transformers reads; {one_line(str(error), 120)}"
@@ -144,7 +145,7 @@ def _model_class(config: "PretrainedConfig") -> "type[PreTrainedModel]":
 def _load(folder: Path, config: "PretrainedConfig", opening: Opening) -> "PreTrainedModel":
     """Its weights in float32, every one of them and no others."""
     try:
-        with quiet():
+        with quiet(), _code_that_runs(config.model_type):
             model, found = _model_class(config).from_pretrained(
                 folder,
                 config=config,
@@ -163,6 +164,20 @@ def _load(folder: Path, config: "PretrainedConfig", opening: Opening) -> "PreTra
         if wrong := sorted(found[names]):
             raise UserError(f"{folder} must {rule} {', '.join(wrong[:3])}")
     return model
+
+
+@contextlib.contextmanager
+def _code_that_runs(family: str) -> Iterator[None]:
+    """What code of a checkpoint stumbles over, in one line: it was written for some version of everything."""
+    try:
+        yield
+    except (ImportError, AttributeError, TypeError) as error:
+        if family not in REMOTE:
+            raise
+        import transformers
+
+        raise UserError(f"code of a checkpoint must run with transformers {transformers.__version__}; that of {family} "
+                        f"does not: {one_line(str(error), 120)}") from None  # fmt: skip
 
 
 @contextlib.contextmanager

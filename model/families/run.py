@@ -25,8 +25,9 @@ class Run:
         self.request, self._family, self._blocks = request, family, blocks
         self.batch = batch
         """Rows B, which routers see joined to one list of tokens."""
-        self.segment_BTS: Tensor | None = None
-        """True where a key is of the query's own document; None is rows of one document."""
+        self.within_BTS: Tensor | None = None
+        """True where a key is of the query's own document, and no padding that the network's own mask does not know;
+        None is everywhere."""
         self.padded = False
         """Whether the rows hold padding, whose queries see themselves alone."""
         self.middle: Tensor | None = None

@@ -39,11 +39,21 @@ def looped(name: str) -> FamilyNetwork:
 @every_family
 @torch.no_grad()
 def test_hooked_is_plain_and_labels_are_the_authors_own(name: str) -> None:
-    theirs = plain(name)(TOKENS_BT, output_attentions=True, output_hidden_states=True)
+    """To the bit, but where our arithmetic stands in place of a fused kernel."""
+    model, outputs = plain(name), []
+    for module in FAMILIES[name].find_layers(model):
+        module.register_forward_hook(lambda _, __, out: outputs.append(out[0] if isinstance(out, tuple) else out))
+    theirs = model(TOKENS_BT, output_attentions=True, output_hidden_states=True, **FAMILIES[name].options)
     logits_BTW, found = network(name).run_with_cache(TOKENS_BT)
     steps = range(len(network(name).plan))
-    assert torch.equal(logits_BTW, theirs.logits)
-    assert torch.equal(network(name)(TOKENS_BT), theirs.logits)
+    exact = {"atol": 1e-5, "rtol": 1e-5} if FAMILIES[name].calls == "fused" else {"atol": 0, "rtol": 0}
+    torch.testing.assert_close(logits_BTW, theirs.logits, **exact)
+    assert torch.equal(network(name)(TOKENS_BT), logits_BTW)
+    assert len(outputs) == len(steps)
+    for step in steps:
+        torch.testing.assert_close(found[POST, step], outputs[step], **exact)
+    if name in REMOTE:  # whose code lists neither
+        return
     assert len(theirs.attentions) == len(steps)
     for step in steps:
         assert torch.equal(found[PATTERN, step], theirs.attentions[step])
@@ -115,7 +125,8 @@ def test_another_loop_count_is_another_plan(name: str) -> None:
     other = hooked(name, **LOOPS[name])
     assert len(other.plan) != len(network(name).plan)
     with torch.no_grad():
-        assert torch.equal(other(TOKENS_BT), plain(name, **LOOPS[name])(TOKENS_BT).logits)
+        theirs = plain(name, **LOOPS[name])(TOKENS_BT, **FAMILIES[name].options)
+        torch.testing.assert_close(other(TOKENS_BT), theirs.logits)
 
 
 @every_family
@@ -262,4 +273,4 @@ def test_what_a_family_cannot_do_is_one_line() -> None:
 
 
 def test_every_family_of_the_table_is_tried() -> None:
-    assert {*SETTINGS, *REMOTE} == set(FAMILIES)
+    assert set(SETTINGS) == set(FAMILIES)
