@@ -20,7 +20,7 @@ NAMES = (
     "length_gain",
 )
 """Probes that answer from a capture as from a running network."""
-RUNNING: tuple[str, ...] = ("ablation", "logit_lens", "orbit", "patching")
+RUNNING: tuple[str, ...] = ("ablation", "logit_lens", "orbit", "patching", "choice_tasks", "few_shot_gap")
 """Probes that run the network again, or read its weights: their commands take --ckpt alone."""
 
 

@@ -18,7 +18,17 @@ import numpy as np
 import smelt_interp
 from cache.batch import Batch
 from probes.running import exports, report
-from probes.running.probe import NEEDS_A_NETWORK, Probe, Result, is_choosing, is_paired, is_reading, refusal, run
+from probes.running.probe import (
+    NEEDS_A_NETWORK,
+    Probe,
+    Result,
+    is_choosing,
+    is_paired,
+    is_reading,
+    is_scoring,
+    refusal,
+    run,
+)
 from probes.running.source import UNTRAINED, SampleSet, Source, Subject, open_subjects, sample_sets
 from probes.running.stored import keep_result
 from probes.statistics.bootstrap import NUM_RESAMPLES
@@ -291,9 +301,12 @@ def plain_options(options: object) -> dict[str, object]:
 
 
 def write_folder(folder: Path, measured: Sequence[Measured], document: Mapping[str, object], text: str) -> None:
-    """PROBE.json, PROBE-DATA.csv for each set of samples, and PROBE.html with the figures of each set and network."""
+    """PROBE.json, PROBE-DATA.csv for each set of samples, PROBE.html with the figures of each set and network; of a
+    probe that gives them, scores.csv."""
     name, title = measured[0].name, measured[0].probe.TITLE
     report.write_text(folder / f"{name}.json", text)
+    if is_scoring(measured[0].probe) and (scores := measured[0].probe.scores(measured)):
+        report.write_text(folder / "scores.csv", as_table(scores).to_csv(index=False))
     figures: list[Figure] = []
     stems: list[str] = []
     for each in measured:

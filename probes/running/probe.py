@@ -26,7 +26,8 @@ and one that measures samples of its own making, such as pairs, also has `choose
 gives those sets for the data options.
 
 Any probe may have `against(totals, others)`: the quantities in which this network exceeds another on the same samples.
-Both share their resamples of documents, so that a difference of their sums is paired by document.
+Both share their resamples of documents, so that a difference of their sums is paired by document. One with
+`scores(measured)` gives the rows of scores.csv, which `python -m smelt_interp.scaling.calibration fit` reads.
 
 Its mathematics are three functions that it gives to `Sums`: `lay_out` says which steps and heads are measured, `reduce`
 turns a batch into small sums by sample, `quantities` turns sums into numbers on a grid of steps and heads. Rows,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
     from model.hooks.looped_model import LoopedModel
+    from probes.running.command import Measured
     from probes.running.source import SampleSet, Subject
 
 NEEDS_A_NETWORK = "a capture holds no weights to run, open the checkpoint with --ckpt"
@@ -130,6 +132,12 @@ class PairedProbe(Probe, Protocol):
     against: Callable[[Totals[object, object], Totals[object, object]], list[Quantity]]
 
 
+class ScoringProbe(Probe, Protocol):
+    """A probe that says what `smelt_interp.scaling.calibration` reads."""
+
+    scores: "Callable[[Sequence[Measured]], list[Record]]"
+
+
 def is_running(probe: Probe) -> TypeGuard[RunningProbe]:
     """Whether a probe asks for the network itself."""
     return hasattr(probe, "start_on")
@@ -148,6 +156,11 @@ def is_choosing(probe: Probe) -> TypeGuard[ChoosingProbe]:
 def is_paired(probe: Probe) -> TypeGuard[PairedProbe]:
     """Whether a probe says what a network has over another."""
     return hasattr(probe, "against")
+
+
+def is_scoring(probe: Probe) -> TypeGuard[ScoringProbe]:
+    """Whether a probe says what a calibration reads."""
+    return hasattr(probe, "scores")
 
 
 def is_reading(probe: Probe) -> TypeGuard[ReadingProbe]:

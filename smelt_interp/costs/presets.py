@@ -1,4 +1,4 @@
-"""Ready configs: the eight rows of the paper's grid and the pair that trains on two cores.
+"""Ready configs: the eight rows of the paper's grid, and two pairs that train on two cores.
 
 The head geometry that the paper prints for seven of its eight rows contradicts the figures printed beside it; the
 rows here have one that reproduces every one of them (`python -m smelt_interp.costs.budget --pair 200M` shows both). It
@@ -6,7 +6,7 @@ is not the only one: ungated experts of 1.5 times the width have the same parame
 and the paper's FLOP formula is the ungated one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from smelt_interp.config import ModelConfig, default_loop_scale
 from smelt_interp.costs.spans import middle_layers
@@ -109,6 +109,11 @@ DEMO_BASELINE = ModelConfig(
 )
 
 
+LONG_CONTEXT = 512
+"""Holds a Dyck query after the paper's 32 demonstrations: 33 lines of at most 14 tokens, and BOS. The demo pair is what
+the matcher finds at this context too."""
+
+
 def causal_mean(context: int) -> float:
     """Mean positions that a query sees, itself among them, over one full sequence: (context + 1) / 2."""
     return (context + 1) / 2
@@ -117,6 +122,11 @@ def causal_mean(context: int) -> float:
 PAIRS: dict[str, Pair] = {
     **PAPER_PAIRS,
     "demo": Pair(baseline=DEMO_BASELINE, smelt=DEMO_SMELT, attended_tokens=causal_mean(DEMO_SMELT.context)),
+    "long-demo": Pair(
+        baseline=replace(DEMO_BASELINE, context=LONG_CONTEXT),
+        smelt=replace(DEMO_SMELT, context=LONG_CONTEXT),
+        attended_tokens=causal_mean(LONG_CONTEXT),
+    ),
 }
 """Every matched pair by the name that commands take."""
 

@@ -79,7 +79,7 @@ class TaskSet(NamedTuple):
     """Of each item, in the order of its rows; the answer alone for completions."""
     samples: Samples
     item_N: NDArray[np.intp]
-    """The item that each row asks."""
+    """The item that each row asks, ascending."""
     right_N: NDArray[np.bool_]
     """Whether a row ends with its item's answer."""
 
@@ -187,13 +187,36 @@ def _some(uniform: Iterator[float], values: tuple[str, ...], num: int) -> tuple[
     return tuple(left.pop(int(next(uniform) * len(left))) for _ in range(num))
 
 
-def right_choices(tasks: TaskSet, logprob_NT: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Whether the right candidate of each item is the likeliest; a tie counts its share. -> (items,)
+def some_items(tasks: TaskSet, which_I: NDArray[np.integer]) -> TaskSet:
+    """These items alone, in this order, with all rows of each."""
+    rows_I = [np.flatnonzero(tasks.item_N == item) for item in which_I]
+    rows = np.concatenate(rows_I)
+    return tasks._replace(
+        items=tuple(tasks.items[item] for item in which_I),
+        candidates=tuple(tasks.candidates[item] for item in which_I),
+        samples=tasks.samples.rows(rows),
+        item_N=np.repeat(np.arange(len(rows_I)), [len(each) for each in rows_I]),
+        right_N=tasks.right_N[rows],
+    )
+
+
+def answer_logprob(tasks: TaskSet, logprob_NT: NDArray[np.floating]) -> NDArray[np.float64]:
+    """The log-probability of each row's whole answer. -> (N,)
 
     logprob_NT[n, t] = log p(ids_NT[n, t + 1] | ids_NT[n, :t + 1]).
     """
     answer_NT = tasks.samples.role_NT[:, 1:] == Role.ANSWER
-    score_N = np.where(answer_NT, logprob_NT[:, :-1].astype(np.float64), 0.0).sum(axis=1)
+    score_N: NDArray[np.float64] = np.where(answer_NT, logprob_NT[:, :-1].astype(np.float64), 0.0).sum(axis=1)
+    return score_N
+
+
+def answer_bytes(tasks: TaskSet) -> NDArray[np.int64]:
+    """The bytes of each row's answer without its newline, which `acc_norm` divides by. -> (N,)"""
+    return np.array([len(candidate) for asked in tasks.candidates for candidate in asked])
+
+
+def right_choices(tasks: TaskSet, score_N: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Whether the candidate of the highest score is the right one of each item; a tie counts its share. -> (items,)"""
     best_I = np.full(len(tasks.items), -np.inf)
     np.maximum.at(best_I, tasks.item_N, score_N)
     first_N = score_N == best_I[tasks.item_N]

@@ -11,9 +11,10 @@ import pytest
 from smelt_interp.config import ModelConfig
 from smelt_interp.costs.budget import PAPER_TOLERANCE, budget, mismatch
 from smelt_interp.costs.matching import MatchRequest, main, matched, twin
-from smelt_interp.costs.presets import DEMO_BASELINE, PAPER_PAIRS, PAPER_ROWS
+from smelt_interp.costs.presets import DEMO_BASELINE, PAPER_PAIRS, PAPER_ROWS, pair
 from smelt_interp.costs.spans import LayerRange, middle_layers
 from smelt_interp.costs.sparsity import fully_active_control, sparsity
+from smelt_interp.data.dyck import DyckOptions, most_shots
 from smelt_interp.errors import UserError
 from smelt_interp.plan import plan
 from tests.support.commands import Command
@@ -279,3 +280,10 @@ def test_the_command_refuses_in_one_line(command: Command) -> None:
     assert "visits must be at least 1; got 0" in command.refusal(main, "--baseline", "demo", "--visits", 0)
     assert "count must be at least 1; got 0" in command.refusal(main, "--baseline", "demo", "--count", 0)
     assert "where 0.0% is allowed" in command.refusal(main, "--baseline", "demo", "--max-flops-mismatch", 0)
+
+
+def test_the_long_demo_pair_is_what_the_matcher_finds_and_holds_32_demonstrations() -> None:
+    long = pair("long-demo")
+    assert matched(long.baseline, MatchRequest(), (long.attended_tokens,)).best[0].config == long.smelt
+    assert mismatch(budget(long.smelt), budget(long.baseline)).within(PAPER_TOLERANCE)
+    assert most_shots(DyckOptions(), long.smelt.context) >= 32 > most_shots(DyckOptions(), long.smelt.context - 50)

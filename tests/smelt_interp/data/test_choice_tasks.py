@@ -8,8 +8,11 @@ import pytest
 
 from smelt_interp.data.choice_tasks import (
     TaskOptions,
+    answer_bytes,
+    answer_logprob,
     right_choices,
     right_completions,
+    some_items,
     task_floors,
     task_samples,
 )
@@ -122,7 +125,7 @@ def test_a_choice_that_does_not_depend_on_the_question_is_right_by_chance(task, 
     logprob_of_byte = np.log(np.random.default_rng(0).dirichlet(np.ones(259)))
     logprob_NT = np.zeros(tasks.samples.ids_NT.shape)
     logprob_NT[:, :-1] = logprob_of_byte[tasks.samples.ids_NT[:, 1:]]
-    assert within(right_choices(tasks, logprob_NT), 1 / choices)
+    assert within(right_choices(tasks, answer_logprob(tasks, logprob_NT)), 1 / choices)
     assert task_floors(tasks)["chance"].mean() == pytest.approx(1 / choices)
 
 
@@ -131,11 +134,24 @@ def test_right_choices_by_hand_and_ties_by_share():
     logprob_NT = np.zeros(tasks.samples.ids_NT.shape)
     answer_NT = tasks.samples.role_NT[:, 1:] == Role.ANSWER
     right, wrong = np.flatnonzero(tasks.right_N), np.flatnonzero(~tasks.right_N)
-    assert right_choices(tasks, logprob_NT).tolist() == [0.25] * 3
+    assert right_choices(tasks, answer_logprob(tasks, logprob_NT)).tolist() == [0.25] * 3
     logprob_NT[right[0], :-1][answer_NT[right[0]]] = 1.0
     logprob_NT[wrong[3], :-1][answer_NT[wrong[3]]] = 1.0  # the second item's
     logprob_NT[right[2], :-1][~answer_NT[right[2]]] = 9.0  # outside the answer: not counted
-    assert right_choices(tasks, logprob_NT).tolist() == [1.0, 0.0, 0.25]
+    assert right_choices(tasks, answer_logprob(tasks, logprob_NT)).tolist() == [1.0, 0.0, 0.25]
+
+
+def test_some_items_are_asked_as_they_were_in_the_order_given():
+    tasks = drawn("copy", 6, size=3)
+    part = some_items(tasks, np.array([4, 1]))
+    assert part.items == (tasks.items[4], tasks.items[1])
+    assert part.candidates == (tasks.candidates[4], tasks.candidates[1])
+    rows = [*np.flatnonzero(tasks.item_N == 4), *np.flatnonzero(tasks.item_N == 1)]
+    assert part.samples.digest() == tasks.samples.rows(np.array(rows)).digest()
+    assert (part.item_N.tolist(), part.right_N.tolist()) == ([0] * 4 + [1] * 4, tasks.right_N[rows].tolist())
+    assert answer_bytes(part).tolist() == [3] * 8
+    unequal = part._replace(candidates=(("a", "bc", "def", "g"), ("hi", "j", "k", "l")))
+    assert answer_bytes(unequal).tolist() == [1, 2, 3, 1, 2, 1, 1, 1], "as acc_norm divides"
 
 
 def test_right_completions_see_each_wrong_token_of_the_answer_alone():
