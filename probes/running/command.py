@@ -7,7 +7,7 @@ Options come from the dataclasses themselves: where the batches come from (`sour
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -122,11 +122,18 @@ class Measured:
         return report.readable(rows, title, others, level, notes)
 
 
-def main(module: ModuleType) -> None:
-    """Run a probe's command on `sys.argv`; a user's mistake ends with one line and exit code 2."""
+Measuring = Callable[[str, Probe, Run[object]], tuple[Measured, ...]]
+"""How a command answers: `measure_all` of one probe."""
+
+
+def main(module: ModuleType, measure: Measuring | None = None) -> None:
+    """Run a probe's command on `sys.argv`; a user's mistake ends with one line and exit code 2.
+
+    measure: what answers, for a command that is made of several probes, in place of `measure_all`.
+    """
     probe = cast("Probe", module)
     name = str(module.__spec__.name if module.__spec__ else module.__name__).rpartition(".")[2]
-    run_command(lambda: _command(name, probe, sys.argv[1:]))
+    run_command(lambda: _command(name, probe, sys.argv[1:], measure or measure_all))
 
 
 def parse(name: str, probe: Probe, argv: Sequence[str]) -> Run[object]:
@@ -147,11 +154,11 @@ def parse(name: str, probe: Probe, argv: Sequence[str]) -> Run[object]:
     )
 
 
-def _command(name: str, probe: Probe, argv: Sequence[str]) -> None:
+def _command(name: str, probe: Probe, argv: Sequence[str], measure: Measuring) -> None:
     asked = parse(name, probe, argv)
     if asked.output.out is not None:
         make_folder(asked.output.out)  # before minutes are spent
-    measured = measure_all(name, probe, asked)
+    measured = measure(name, probe, asked)
     document = describe(asked, measured, shlex.join(["python", "-m", f"probes.{name}", *argv]))
     text = report.json_text(document)
     # Files first: whoever reads what is printed may close the pipe.
@@ -174,9 +181,7 @@ def measure_all(name: str, probe: Probe, asked: Run[object]) -> tuple[Measured, 
 
     Raises UserError for what cannot be opened, read or measured, and for data options beside a capture.
     """
-    if asked.source.capture is not None and asked.data != probe.DATA:
-        raise UserError("data options must be left out with --capture, whose samples are fixed; got other values")
-    subjects = open_subjects(asked.source, asked.data.seed)
+    subjects = open_asked(probe, asked)
     probes = {name: (probe, asked.measure)}
     if is_choosing(probe):
         sets = probe.choose_samples(subjects[0], asked.data, asked.measure)
@@ -185,8 +190,19 @@ def measure_all(name: str, probe: Probe, asked: Run[object]) -> tuple[Measured, 
     return tuple(measure_set(probes, each, subjects)[name] for each in sets)
 
 
+def open_asked(probe: Probe, asked: Run[object]) -> tuple[Subject, ...]:
+    """The networks that a command names. Raises UserError as `measure_all` does."""
+    if asked.source.capture is not None and asked.data != probe.DATA:
+        raise UserError("data options must be left out with --capture, whose samples are fixed; got other values")
+    return open_subjects(asked.source, asked.data.seed)
+
+
 def measure_set(
-    probes: Mapping[str, tuple[Probe, object]], data: SampleSet, subjects: Sequence[Subject]
+    probes: Mapping[str, tuple[Probe, object]],
+    data: SampleSet,
+    subjects: Sequence[Subject],
+    *,
+    by_sample: bool = False,
 ) -> dict[str, Measured]:
     """Every probe on one set of samples, one pass a network. Raises UserError when the first cannot be measured."""
     results: dict[str, list[tuple[Subject, Result]]] = {name: [] for name in probes}
@@ -208,7 +224,7 @@ def measure_set(
         found = {}
         if able:
             batches = _watched(subject.batches(data, suffixes), f"{subject.name} on {data.name}", len(data.samples))
-            found = run(batches, able, network=subject.network, data=data, loops=loops)
+            found = run(batches, able, network=subject.network, data=data, loops=loops, by_sample=by_sample)
         for name, result in found.items():
             results[name].append((subject, result))
     return {

@@ -4,7 +4,7 @@ A probe says what its quantity is at every position and head, once and for each 
 means, intervals, nulls and paired changes are the same for every probe and are made here alone.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -77,7 +77,7 @@ class Quantity:
     def rows(self) -> list[Record]:
         """A row a place; at the headline also one a later visit, minus the first."""
         found = [self._row(place, self.at(place), self.null_at(place), place.where) for place in self.places]
-        return found + (self._changes() if self.change else [])
+        return found + self._changes()
 
     def _row(
         self, place: Place, value_R: NDArray[np.float64], nulls: Mapping[str, float | None], where: Where
@@ -90,21 +90,30 @@ class Quantity:
         return record(place.level, self.name, estimate, where={**where, **self.where}, nulls=nulls,
                       note=self.undefined or self.note(place))  # fmt: skip
 
-    def _changes(self) -> list[Record]:
-        by_layers: dict[Cell, list[Place]] = {}
-        for place in self.places:
-            if place.level == "headline":
-                by_layers.setdefault(place.where["layers"], []).append(place)
-        found = []
-        for first, *later in by_layers.values():
+    def changes(self) -> Iterator[tuple[Place, Place, Place]]:
+        """At the headline: the row of a later visit less the first, then the rows of both."""
+        for first, *later in self._visits():
             for place in later:
                 where = {**place.where, "visit": f"{place.where['visit']} - {first.where['visit']}"}
-                before, after = self.null_at(first), self.null_at(place)
-                nulls = {name: _less(after[name], before[name]) for name in after}
-                found.append(self._row(place, self.at(place) - self.at(first), nulls, where))
-            if not later:
-                where = {**first.where, "visit": "2 - 1"}
-                found.append(record("headline", self.name, None, where={**where, **self.where}, note=NEEDS_TWO_VISITS))
+                yield place._replace(where=where), first, place
+
+    def _visits(self) -> list[list[Place]]:
+        """The headline places of each group of layers."""
+        by_layers: dict[Cell, list[Place]] = {}
+        for place in self.places if self.change else ():
+            if place.level == "headline":
+                by_layers.setdefault(place.where["layers"], []).append(place)
+        return list(by_layers.values())
+
+    def _changes(self) -> list[Record]:
+        found = []
+        for less, first, place in self.changes():
+            before, after = self.null_at(first), self.null_at(place)
+            nulls = {name: _less(after[name], before[name]) for name in after}
+            found.append(self._row(place, self.at(place) - self.at(first), nulls, less.where))
+        for first in (places[0] for places in self._visits() if len(places) == 1):
+            where = {**first.where, "visit": "2 - 1"}
+            found.append(record("headline", self.name, None, where={**where, **self.where}, note=NEEDS_TWO_VISITS))
         return found
 
 
@@ -182,10 +191,12 @@ def headline_columns(quantities: Iterable[Quantity], num_samples: int) -> dict[s
     visit 1`. What is not known by sample is left out."""
     found = {}
     for quantity in quantities:
-        known = not quantity.undefined and not quantity.picked and len(quantity.value_RLH) == num_samples
-        for place in quantity.places if known else ():
-            if place.level == "headline":
-                words = [f"{name} {cell}" if name in ("visit", "head") else str(cell)
-                         for name, cell in {**place.where, **quantity.where}.items() if cell != "mean"]  # fmt: skip
-                found[", ".join([quantity.name, *words])] = quantity.at(place)
+        if quantity.undefined or quantity.picked or len(quantity.value_RLH) != num_samples:
+            continue
+        numbers = [(place, quantity.at(place)) for place in quantity.places if place.level == "headline"]
+        numbers += [(less, quantity.at(place) - quantity.at(first)) for less, first, place in quantity.changes()]
+        for place, value_N in numbers:
+            words = [f"{name} {cell}" if name in ("visit", "head", "shots") else str(cell)
+                     for name, cell in {**place.where, **quantity.where}.items() if cell != "mean"]  # fmt: skip
+            found[", ".join([quantity.name, *words])] = value_N
     return found

@@ -71,9 +71,11 @@ def test_without_resamples_a_row_has_no_interval() -> None:
 
 
 def test_numbers_by_sample_have_one_column_a_headline_row() -> None:
-    columns = headline_columns([quantity(value_RLH=X_NLH, where={"update": "layer"})], N)
-    assert list(columns) == ["q, looped 2-3, visit 1, layer", "q, looped 2-3, visit 2, layer"]
-    np.testing.assert_allclose(columns["q, looped 2-3, visit 2, layer"], X_NLH[:, 3:5].mean((1, 2)))
+    columns = headline_columns([quantity(value_RLH=X_NLH, where={"update": "layer"}, change=True)], N)
+    assert list(columns) == [f"q, looped 2-3, visit {visit}, layer" for visit in ("1", "2", "2 - 1")]
+    first, second, change = columns.values()
+    np.testing.assert_allclose(second, X_NLH[:, 3:5].mean((1, 2)))
+    np.testing.assert_allclose(change, second - first)
     assert headline_columns([quantity(value_RLH=VALUE_RLH[:1])], N) == {}
 
 
