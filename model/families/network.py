@@ -85,6 +85,9 @@ class FamilyNetwork(LoopedModel):
         other.to(self.device).train(self.training)
         return other
 
+    def layer_modules(self) -> list[nn.Module]:
+        return self.family.find_layers(self.model)
+
     def forward(self, inputs: Tensor, **options: Unpack[PassOptions]) -> Tensor:
         """Logits (B, T, W) of tokens (B, T); options as in `model.network.LoopedMoE.forward`.
 

@@ -112,6 +112,10 @@ class LoopedModel(HookedRootModule):
             "with_visits takes our networks and those opened with --loop"
         )
 
+    def layer_modules(self) -> list[nn.Module]:
+        """The modules whose calls, one after the other, are the steps of a pass."""
+        return list(self.get_submodule("layers").children())
+
     # Running
 
     def __call__(self, inputs: Tensor, **options: Unpack[PassOptions]) -> Tensor:

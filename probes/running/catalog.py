@@ -20,7 +20,15 @@ NAMES = (
     "length_gain",
 )
 """Probes that answer from a capture as from a running network."""
-RUNNING: tuple[str, ...] = ("ablation", "logit_lens", "orbit", "patching", "choice_tasks", "few_shot_gap")
+RUNNING: tuple[str, ...] = (
+    "ablation",
+    "logit_lens",
+    "orbit",
+    "weight_gradients",
+    "patching",
+    "choice_tasks",
+    "few_shot_gap",
+)
 """Probes that run the network again, or read its weights: their commands take --ckpt alone."""
 
 
