@@ -37,6 +37,7 @@ LINES = {
     "probes.ablation": TRACES,
     "probes.logit_lens": TRACES,
     "probes.orbit": TRACES,
+    "probes.weight_gradients": TRACES,
     "probes.patching": "--ckpt ../tiny --samples 2 --shots 1",
     "probes.dyck_icl": "--ckpt ../tiny --samples 2 --shots 0 1",
     "probes.domain_loss": TRACES,
