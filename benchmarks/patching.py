@@ -4,10 +4,12 @@
 
 Both put the clean run's stream into the corrupted run at every step and every position before the answer, and give the
 mean score of the pairs; the largest difference between the two grids is printed. Times are processor time, of one
-thread unless more are asked for; ours includes the clean and the corrupted run.
+thread unless more are asked for; ours is the mean of one run before theirs and one after, and includes the clean and
+the corrupted run.
 """
 
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -36,7 +38,7 @@ class Options:
     """Folder of the checkpoint."""
     pairs: Annotated[int, Field(ge=1, le=1024)] = 1
     shots: Annotated[int, Field(ge=1, le=64)] = 4
-    most_rows: Annotated[int, Field(ge=1, le=65_536)] = 256
+    most_rows: Annotated[int, Field(ge=1, le=65_536)] = 192
     """Rows of one of our passes."""
     threads: Threads = 1
 
@@ -53,11 +55,10 @@ def main() -> None:
         length=network.architecture.context,
         tokenizer=network.tokenizer,
     )
-    begun = time.process_time()
-    ours_LT = batched(network, pairs, options.most_rows)
-    between = time.process_time()
-    theirs_LT = looped(network, pairs)
-    seconds = (time.process_time() - between, between - begun)
+    ours = partial(batched, network, pairs, options.most_rows)
+    ours()  # a first run that is not counted
+    (ours_LT, before), (theirs_LT, theirs), (_, after) = map(timed, (ours, partial(looped, network, pairs), ours))
+    seconds = (theirs, (before + after) / 2)
     largest = float((ours_LT - theirs_LT).abs().max())
     rows = [[name, f"{each:.2f}", f"{seconds[0] / each:.1f}"]
             for name, each in zip(("transformer-lens", "batched, restarted"), seconds, strict=True)]  # fmt: skip
@@ -65,13 +66,18 @@ def main() -> None:
     print_table(Table(title, ["way", "processor s", "times faster"], rows, [f"largest difference: {largest:.1e}"]))
 
 
-def batched(network: LoopedMoE, pairs: DyckPairs, most_rows: int = 256) -> Tensor:
+def timed(way: Callable[[], Tensor]) -> tuple[Tensor, float]:
+    """What a way gives, and its processor time."""
+    begun = time.process_time()
+    return way(), time.process_time() - begun
+
+
+def batched(network: LoopedMoE, pairs: DyckPairs, most_rows: int = 192) -> Tensor:
     """The mean score under each patch, (L, T)."""
     runs = PatchedRuns(network, pairs.clean, pairs.corrupted, [PRE])
     position_T = np.arange(pairs.clean.ids_NT.shape[1])
     patches = [Patch(np.tile(position_T == t, (len(pairs.clean), 1))) for t in range(runs.length)]
-    found = [runs.scores(PRE, step, runs.values(PRE, step), patches, most_rows).mean(1) for step in runs.steps]
-    return torch.stack(found)
+    return runs.scores(PRE, {step: runs.values(PRE, step) for step in runs.steps}, patches, most_rows).mean(2)
 
 
 @torch.no_grad()

@@ -75,14 +75,13 @@ class Inputs:
     def _check_cache(self, batch: int, request: Request) -> None:
         if self.kv_cache is None:
             return
-        if not (request.to_logits and (request.from_tokens or self.held)):
+        if not (request.to_logits if request.from_tokens else self.held):
             raise UserError(
-                "a kv_cache must come without stop_at, and hold tokens to come with start_at: every step has a slot"
+                "a kv_cache must come without stop_at, or hold tokens and come with start_at: every step has a slot"
             )
-        if self.kv_cache.num_steps != request.stop_step:
-            raise UserError(
-                f"a kv_cache must have one slot a step ({request.stop_step}); got {self.kv_cache.num_steps}"
-            )
+        steps = len(request.architecture.steps)
+        if self.kv_cache.num_steps != steps:
+            raise UserError(f"a kv_cache must have one slot a step ({steps}); got {self.kv_cache.num_steps}")
         if self.held and self.kv_cache.batch != batch:
             raise UserError(f"a kv_cache must go on with the batch of {self.kv_cache.batch} it has read; got {batch}")
 

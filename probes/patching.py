@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
+from einops import rearrange
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -158,13 +159,14 @@ class Patching:
             each = [(g, head) for g in range(len(groups)) for head in range(num)]
             patches = [Patch(list(groups.values())[g], head if options.by == "head" else None) for g, head in each]
             shape = (len(groups), len(rows), len(layout.grid.steps), num)
-            exact_GBLH, random_GBLH, fast_GBLH = (np.zeros(shape) for _ in range(3))
-            for step in range(shape[2]):
-                exact_GBLH[:, :, step] = _gained(runs, site, step, runs.values(site, step), patches, num)
+            steps = runs.steps
+            exact_GBLH = _gained(runs, site, {step: runs.values(site, step) for step in steps}, patches, num)
+            fast_GBLH, random_GBLH = np.zeros(shape), np.zeros(shape)
+            for step in steps:
                 fast_GBLH[:, :, step] = _summed(approximate[site, step], groups, runs.length, by_head=num > 1)
-                if options.nulls:
-                    drawn = runs.random(site, step, rows, options.patch_seed)
-                    random_GBLH[:, :, step] = _gained(runs, site, step, drawn, patches, num)
+            if options.nulls:
+                drawn = {step: runs.random(site, step, rows, options.patch_seed) for step in steps}
+                random_GBLH = _gained(runs, site, drawn, patches, num)
             for kind, found_GBLH in ((EXACT, exact_GBLH), (FAST, fast_GBLH), (RANDOM, random_GBLH)):
                 for group, found_BLH in zip(groups, found_GBLH, strict=True):
                     sums[JOIN.join((site, group, kind))] = found_BLH
@@ -172,11 +174,11 @@ class Patching:
 
 
 def _gained(
-    runs: "PatchedRuns", site: str, step: int, given: "Tensor", patches: "list[Patch]", num: int
+    runs: "PatchedRuns", site: str, given: "dict[int, Tensor]", patches: "list[Patch]", num: int
 ) -> NDArray[np.float64]:
-    """What patches add to the corrupted score, (G, B, H): the heads of a group are next to one another."""
-    gained_PB = (runs.scores(site, step, given, patches) - runs.corrupted_B).double().cpu().numpy()
-    return np.moveaxis(gained_PB.reshape(-1, num, gained_PB.shape[1]), 1, 2)
+    """What patches add to the corrupted score, (G, B, L, H): the heads of a group are next to one another."""
+    gained_LPB = (runs.scores(site, given, patches) - runs.corrupted_B).double().cpu().numpy()
+    return rearrange(gained_LPB, "step (group head) row -> group row step head", head=num)
 
 
 def _summed(

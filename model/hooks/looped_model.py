@@ -151,11 +151,18 @@ class LoopedModel(HookedRootModule):
 
     def _compiled_modules(self) -> Iterator[str]:
         """Modules of this network that were compiled in place, wrapped, or given a compiled `forward`."""
-        for name, module in self.named_modules():
+        left: list[tuple[str, nn.Module]] = [
+            ("", self)
+        ]  # by hand: at each hooked pass, a tenth of `named_modules`' time
+        while left:
+            name, module = left.pop()
             forward = vars(module).get("forward")
-            compiled = module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
-            if compiled or hasattr(forward, "_torchdynamo_orig_callable"):
+            compiled = module._compiled_call_impl is not None or "_orig_mod" in module._modules
+            if compiled or (forward is not None and hasattr(forward, "_torchdynamo_orig_callable")):
                 yield f"module {name}" if name else "itself"
+            left += [
+                (f"{name}.{key}" if name else key, each) for key, each in module._modules.items() if each is not None
+            ]
 
     def _points(self) -> dict[str, SitePoint]:
         """The hook points by name, listed anew when a block was replaced."""
@@ -281,6 +288,17 @@ class LoopedModel(HookedRootModule):
         """transformer-lens's `reset_hooks`, after any pass of another thread."""
         with self.lock:
             super().reset_hooks(clear_contexts, direction, including_permanent, level)
+
+    def remove_all_hook_fns(
+        self,
+        direction: Literal["fwd", "bwd", "both"] = "both",
+        including_permanent: bool = False,
+        level: int | None = None,
+    ) -> None:
+        """transformer-lens's method, for the few points that have hooks: it writes to all, at the end of each pass."""
+        for point in self.hook_points():
+            if point.fwd_hooks or point.bwd_hooks:
+                point.remove_hooks(direction, including_permanent, level)
 
     def get_caching_hooks(
         self,

@@ -1,12 +1,13 @@
 """One pass a patch, many patches a pass: a corrupted run with values of a clean one, at every step and place.
 
-A patch at step s and position p changes nothing before either. So rows are repeated, one for each patch of a chunk;
-the pass starts at the patched step from the corrupted run's stream; and it holds the positions from the chunk's first
-on alone, with the corrupted run's keys and values before them, up to the position that is scored. Where a network
-cannot start at a step the whole pass runs with the rows repeated. A patch of what is there already is not run at all.
+A patch at step s and position p changes nothing before either. So patches are run in chunks, in order of where they
+begin: at each step the rows of the patches made there join, from the corrupted run's stream, and all go on together;
+they hold the positions from the chunk's first on alone, with the corrupted run's keys and values before them, up to the
+position that is scored. Where a network cannot start at a step the whole pass runs with the rows repeated. A patch of
+what is there already is not run at all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor
 from model.hooks.hook_point import SitePoint
 from model.hooks.interventions import head_axis, random_like
 from model.hooks.looped_model import LoopedModel
+from model.hooks.names import AttentionPath
 from model.kv_cache import KVCache
 from smelt_interp.data.dyck_scores import answer_start
 from smelt_interp.data.samples import Samples
@@ -97,53 +99,76 @@ class PatchedRuns:
         return was + random_like(self.values(suffix, step) - was, was, rows, seed + step, keys=keys)
 
     @torch.no_grad()
-    def scores(self, suffix: str, step: int, given: Tensor, patches: Sequence[Patch], most_rows: int = 256) -> Tensor:
-        """The score under each patch, (P, B)."""
-        was, axes = self._corrupted[1][hook_name(step, suffix)], SITES[suffix].axes
-        differs_BT = (given != was).movedim(axes.index("T"), 1).flatten(2).any(-1).cpu().numpy()
-        found_PB = self.corrupted_B.repeat(len(patches), 1)
-        # In order of where they begin, so that a chunk leaves out as much as it can; those of no effect are left as is.
-        changes_PT = [(patch.where_BT[:, : self.length] & differs_BT).any(0) for patch in patches]
-        begins = {p: int(np.flatnonzero(changes_T)[0]) for p, changes_T in enumerate(changes_PT) if changes_T.any()}
-        order = sorted(begins, key=lambda p: begins[p])
-        size = max(most_rows // len(self.scored_B), 1)
-        for at in range(0, len(order), size):
-            chunk = order[at : at + size]
-            restarts = self.model.restarts and "S" not in axes
-            first = min(begins[chunk[0]], int(self.scored_B.min())) if restarts else 0
-            found_PB[chunk] = self._chunk(suffix, step, given, [patches[p] for p in chunk], first)
-        return found_PB
+    def scores(
+        self, suffix: str, given: Mapping[int, Tensor], patches: Sequence[Patch], most_rows: int = 192
+    ) -> Tensor:
+        """The score under each patch with the values of each step in `given`, (L, P, B)."""
+        found_LPB = self.corrupted_B.repeat(len(given), len(patches), 1)
+        # Where each changes anything first; those that change nothing are left as they are.
+        begins: dict[tuple[int, int], int] = {}
+        for step, value in given.items():
+            differs = (value != self._corrupted[1][hook_name(step, suffix)]).movedim(SITES[suffix].axes.index("T"), 1)
+            differs_BT = differs.flatten(2).any(-1).cpu().numpy()
+            for p, patch in enumerate(patches):
+                if (changes_T := (patch.where_BT[:, : self.length] & differs_BT).any(0)).any():
+                    begins[step, p] = int(changes_T.argmax())
+        # In order of where they begin, so that a chunk leaves out as many positions as it can.
+        order = sorted(begins, key=lambda each: begins[each])
+        size, rows = max(most_rows // len(self.scored_B), 1), {step: at for at, step in enumerate(given)}
+        for start in range(0, len(order), size):
+            chunk = sorted(order[start : start + size])
+            restarts = self.model.restarts and "S" not in SITES[suffix].axes
+            first = min(begins[order[start]], int(self.scored_B.min())) if restarts else 0
+            made: dict[int, list[Patch]] = {step: [] for step, _ in chunk}
+            for step, p in chunk:
+                made[step].append(patches[p])
+            found_LPB[[rows[step] for step, _ in chunk], [p for _, p in chunk]] = self._chunk(
+                suffix, given, made, first
+            )
+        return found_LPB
 
-    def _chunk(self, suffix: str, step: int, given: Tensor, patches: Sequence[Patch], first: int) -> Tensor:
-        """Scores of a few patches, none of which changes a position before `first`, (P, B)."""
-        axes, repeats = SITES[suffix].axes, len(patches)
-        time = axes.index("T")
-        given = given.narrow(time, first, self.length - first).repeat(repeats, *[1] * (given.ndim - 1))
-        where = self._where(axes, patches, first).to(given.device)
+    def _chunk(
+        self, suffix: str, given: Mapping[int, Tensor], made: Mapping[int, Sequence[Patch]], first: int
+    ) -> Tensor:
+        """Scores of the patches made at each step, none of which changes a position before `first`, (P, B)."""
+        num, cache, plan = len(self.scored_B), self._corrupted[1], self.model.plan
+        edits, stop = {}, 0
+        for step, patches in made.items():
+            start, stop = stop, stop + len(patches) * num
+            edits[step] = self._edit(suffix, given[step], patches, first, (start, stop))
+        if not self.model.restarts:
+            hooks = [(hook_name(step, suffix), edit) for step, edit in edits.items()]
+            tokens_NT = self._inputs(self._rows).repeat(stop // num, 1)
+            return self._score(self.model.run_with_hooks(tokens_NT, fwd_hooks=hooks), first).view(-1, num)
+        attention: AttentionPath = "eager" if SITES[suffix].computed == "eager" else "fast"
+        out = cache[hook_name(0, PRE)][:0, first:]
+        for step in self.steps[min(made) :]:
+            # The rows of this step's patches join; keys and values before `first` are those of the corrupted run.
+            out = torch.cat((out, cache[hook_name(step, PRE)][:, first:].repeat(len(made.get(step, ())), 1, 1)))
+            hooks = [(hook_name(step, suffix), edits[step])] if step in edits else []
+            if hooks and suffix == PRE:  # what goes in is the site: no hook is needed
+                out, hooks = edits[step](out, None), []
+            key, value = (cache[hook_name(step, kind)].repeat(len(out) // num, 1, 1, 1) for kind in (KEY, VALUE))
+            out = self.model.run_with_hooks(
+                out, fwd_hooks=hooks, attention=attention,
+                start_at=plan[step], stop_at=plan[step + 1] if step + 1 < len(plan) else None,
+                kv_cache=KVCache.holding([(key, value)] * len(plan), first) if first else None,
+            )  # fmt: skip
+        return self._score(out, first).view(-1, num)
+
+    def _edit(
+        self, suffix: str, given: Tensor, patches: Sequence[Patch], first: int, rows: tuple[int, int]
+    ) -> Callable[[Tensor, object], Tensor]:
+        """A hook that puts given values into some rows of a chunk: those of these patches."""
+        start, stop = rows
+        given = given.narrow(SITES[suffix].axes.index("T"), first, self.length - first)
+        given = given.repeat(len(patches), *[1] * (given.ndim - 1))
+        where = self._where(SITES[suffix].axes, patches, first).to(given.device)
 
         def put(x: Tensor, hook: object) -> Tensor:
-            return torch.where(where, given, x)
+            return torch.cat((x[:start], torch.where(where, given, x[start:stop]), x[stop:]))
 
-        hooks = [(hook_name(step, suffix), put)]
-        if not self.model.restarts:
-            tokens_NT = self._inputs(self._rows).repeat(repeats, 1)
-            logits_NTW = self.model.run_with_hooks(tokens_NT, fwd_hooks=hooks)
-        else:
-            cache = self._corrupted[1]
-            key, value = (
-                {s: cache[hook_name(s, kind)].repeat(repeats, 1, 1, 1) for s in self.steps[step:]}
-                for kind in (KEY, VALUE)
-            )
-            rooms = [
-                (key[max(s, step)], value[max(s, step)]) for s in self.steps
-            ]  # what lies before the patched step is not read
-            resid_NTD = cache[hook_name(step, PRE)][:, first:].repeat(repeats, 1, 1)
-            layer, visit = self.model.plan[step]
-            logits_NTW = self.model.run_with_hooks(
-                resid_NTD, fwd_hooks=hooks, start_at=(layer, visit),
-                kv_cache=KVCache.holding(rooms, first) if first else None,
-            )  # fmt: skip
-        return self._score(logits_NTW, first).view(repeats, -1)
+        return put
 
     def _where(self, axes: str, patches: Sequence[Patch], first: int) -> Tensor:
         """Where a chunk's values are put in, in the axes of the site, the rows of each patch after the other."""

@@ -315,6 +315,7 @@ def test_checks_on_a_gpu_wait_for_nothing():
         ),
         (random_tokens(), {"kv_cache": KVCache(4)}, r"a kv_cache must have one slot a step \(6\); got 4"),
         (random_tokens(), {"kv_cache": KVCache(6), "stop_at": (3, 0)}, "a kv_cache must come without stop_at"),
+        (torch.zeros(1, 2, 16), {"kv_cache": KVCache(6), "start_at": (3, 0)}, "or hold tokens and come with start_at"),
     ],
 )
 def test_bad_input_is_named(inputs, options, message):

@@ -1,5 +1,6 @@
 """Patching: batched, restarted passes give what one pass a patch gives, and rows are what they say."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -54,10 +55,10 @@ def test_patches_in_batches_are_patches_one_by_one(name: str, suffix: str):
     shape, heads = pairs.clean.ids_NT.shape, suffix.startswith("attn.")
     patches = [Patch(generator.random(shape) < share, head) for share in (0.05, 0.5, 1)
                for head in ((0, 1) if heads else (None,))]  # fmt: skip
-    step = 3
-    found_PB = runs.scores(suffix, step, runs.values(suffix, step), patches, most_rows=6)
+    steps = (3, 1)
+    found_LPB = runs.scores(suffix, {step: runs.values(suffix, step) for step in steps}, patches, most_rows=9)
     tokens_BT = torch.from_numpy(pairs.corrupted.ids_NT[:, : runs.length].astype(np.int64))
-    for patch, found_B in zip(patches, found_PB, strict=True):
+    for (step, patch), found_B in zip(product(steps, patches), found_LPB.flatten(0, 1), strict=True):
         target = Target(suffix, (step,), () if patch.head is None else (patch.head,))
         values = {hook_name(step, suffix): runs.values(suffix, step)}
         edit = interventions.put(target, values, torch.from_numpy(patch.where_BT[:, : runs.length]))
@@ -72,9 +73,9 @@ def test_itself_changes_nothing_and_all_of_the_clean_stream_is_the_clean_run(nam
     runs = PatchedRuns(model, pairs.clean, pairs.corrupted, ["hook_resid_pre"])
     patches = [Patch(np.ones(pairs.clean.ids_NT.shape, np.bool_))]
     itself = runs._corrupted[1][hook_name(2, "hook_resid_pre")]
-    assert torch.equal(runs.scores("hook_resid_pre", 2, itself, patches)[0], runs.corrupted_B)
+    assert torch.equal(runs.scores("hook_resid_pre", {2: itself}, patches)[0, 0], runs.corrupted_B)
     if name == "ours":  # the stream is all that a step hands on
-        whole_B = runs.scores("hook_resid_pre", 2, runs.values("hook_resid_pre", 2), patches)[0]
+        whole_B = runs.scores("hook_resid_pre", {2: runs.values("hook_resid_pre", 2)}, patches)[0, 0]
         torch.testing.assert_close(whole_B, runs.clean_B, rtol=1e-4, atol=1e-5)
 
 
@@ -93,7 +94,7 @@ def test_attributions_are_directional_derivatives_and_leave_no_gradient():
     for suffix, axes in (("hook_mlp_out", 1), ("attn.hook_z", 2)):
         was, clean = runs._corrupted[1][hook_name(3, suffix)], runs.values(suffix, 3)
         small = 1e-2
-        moved_B = runs.scores(suffix, 3, was + small * (clean - was), everywhere)[0] - runs.corrupted_B
+        moved_B = runs.scores(suffix, {3: was + small * (clean - was)}, everywhere)[0, 0] - runs.corrupted_B
         assert found[suffix, 3].ndim == 1 + axes
         torch.testing.assert_close(found[suffix, 3].flatten(1).sum(-1), moved_B / small, rtol=0.05, atol=2e-3)
 
@@ -106,7 +107,7 @@ def test_recovery_is_a_ratio_of_sums_and_does_not_depend_on_the_batches(name: st
     runs = PatchedRuns(model, pairs.clean, pairs.corrupted, ["hook_mlp_out"])
     groups = patching.token_groups(pairs.clean, patching.Options())
     assert list(groups) == ["demonstration input", "demonstration answer", "query", "last token"]
-    (found_B,) = runs.scores("hook_mlp_out", 3, runs.values("hook_mlp_out", 3), [Patch(groups["query"])])
+    found_B = runs.scores("hook_mlp_out", {3: runs.values("hook_mlp_out", 3)}, [Patch(groups["query"])])[0, 0]
     recovery = float((found_B - runs.corrupted_B).sum() / (runs.clean_B - runs.corrupted_B).sum())
     layer, visit = model.plan[3]
     where = {"site": "hook_mlp_out", "tokens": "query", "layers": str(layer + 1), "visit": visit + 1}
