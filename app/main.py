@@ -12,6 +12,7 @@ import streamlit as st
 
 from app.views.attention import attention_page
 from app.views.budget import budget_page
+from app.views.experts import experts_page
 from app.views.matching import matching_page
 from app.views.probe import probe_page
 from app.views.runs import runs_page
@@ -59,14 +60,17 @@ def main() -> None:
     runs = page(partial(runs_page, probes), "", "Runs")
     # The first page's own address is the root; a link may also say its name.
     named_runs = st.Page(partial(_go_to, runs), title="Runs", url_path="runs", visibility="hidden")
-    attention = page(attention_page, "attention", "Attention, both visits")
+    look = [
+        page(attention_page, "attention", "Attention, both visits"),
+        page(experts_page, "experts", "Experts, both visits"),
+    ]
     numbers = [
         st.Page(budget_page, title="Budget calculator", url_path="budget"),
         st.Page(matching_page, title="Matching", url_path="matching"),
         st.Page(scaling_page, title="Scaling", url_path="scaling"),
         st.Page(serving_page, title="Serving", url_path="serving"),
     ]
-    pages = {"": [runs, named_runs], "Look": [attention], "Measure": list(probes.values()), "Numbers": numbers}
+    pages = {"": [runs, named_runs], "Look": look, "Measure": list(probes.values()), "Numbers": numbers}
     chosen = st.navigation(pages, expanded=True)  # otherwise links beyond the tenth are hidden
     if chosen not in (*numbers, named_runs):
         try:

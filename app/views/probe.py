@@ -1,8 +1,6 @@
 """One probe on one capture: its question, options, figures, table, rows, files, and the command that gives the same."""
 
 import inspect
-import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -10,14 +8,12 @@ import streamlit as st
 from pandas import DataFrame, Series
 
 from app.widgets.address import check_each_of
+from app.widgets.answers import Document, Figures, answer_of
 from app.widgets.capture_folder import chosen_capture, other_capture_names
-from app.widgets.options import choose_options, option_words
+from app.widgets.options import choose_options
 from cache.store import Capture
 from probes.running import catalog, command, exports, report
 from probes.running.comparison import comparison_figure
-from probes.running.probe import Probe, refusal
-from probes.running.source import Source
-from probes.running.stored import stored_result
 from probes.statistics.quantities import Record, as_table
 from smelt_interp.errors import UserError
 
@@ -28,8 +24,6 @@ WIDTHS = {
     name: st.column_config.TextColumn(width=width)
     for name, width in (("quantity", 180), ("value [95%]", 185), ("note", 130))
 }
-Document = dict[str, object]
-"""A result as `command.describe` writes it: what a page shows is made of it, whether measured now or kept."""
 
 
 def probe_page(name: str, folder: Path) -> None:
@@ -58,33 +52,22 @@ def probe_page(name: str, folder: Path) -> None:
             return
     captures = [capture, *(Capture(folder / other) for other in others)]
     try:
-        _show_answer(name, probe, captures, options)
+        _show_answer(name, captures, options)
     except UserError as error:
         st.error(str(error))
 
 
-def _show_answer(name: str, probe: Probe, captures: list[Capture], options: object) -> None:
+def _show_answer(name: str, captures: list[Capture], options: object) -> None:
     """What is kept of this question, or what is measured now. Raises UserError for captures that cannot be measured."""
-    for each in captures:
-        each.check_shards()  # a shard that was replaced has other numbers than those kept
-    capture, *others = captures
-    against = [str(other.path) for other in others]
-    words = ["--capture", str(capture.path), *(["--against", *against] if against else [])]
-    line = shlex.join(["python", "-m", f"probes.{name}", *words, *option_words(options)])
-    source = Source(capture=capture.path, against=tuple(other.path for other in others))
-    asked = command.Run(source=source, data=probe.DATA, measure=options, output=command.Output())
-    able = [each for each in captures if not refusal(probe.needs(each.architecture), each.architecture)]
-    stored = stored_result(capture.path, name, command.plain_options(options), [each.digest for each in able])
-    figures: dict[tuple[str, str], dict[str, Figure]] = {}
-    draw = st.session_state.get(f"draw {line}", False)
-    if stored is None or draw:
-        stored, figures = _measured(name, line, tuple(each.digest for each in captures), asked)
+    capture = captures[0]
+    asked = f"draw {name} {[each.digest for each in captures]} {options}"
+    stored, figures, line = answer_of(name, captures, options, draw=st.session_state.get(asked, False))
     for result in cast("list[Document]", stored["results"]):
         _show_result(stored, result, figures, line)
     if not figures:
         st.button(
-            "Draw the probe's own figures", key=f"ask {line}", on_click=st.session_state.update,
-            args=({f"draw {line}": True},), help="The numbers were measured before and kept; this measures again.",
+            "Draw the probe's own figures", key=f"ask {asked}", on_click=st.session_state.update,
+            args=({asked: True},), help="The numbers were measured before and kept; this measures again.",
         )  # fmt: skip
     st.caption("  \n".join(command.remarks(stored)))
     st.subheader("The same on the command line")
@@ -96,25 +79,7 @@ def _show_answer(name: str, probe: Probe, captures: list[Capture], options: obje
     )  # fmt: skip
 
 
-@st.cache_data(max_entries=64, show_spinner="Measuring …", show_time=True)
-def _measured(
-    name: str, line: str, digests: tuple[str, ...], _asked: command.Run[object]
-) -> "tuple[Document, dict[tuple[str, str], dict[str, Figure]]]":
-    """The result and the probe's own figures. `line` and `digests` say all that they depend on."""
-    measured = command.measure_all(name, catalog.load(name), _asked)
-    figures = {
-        (each.data.name, subject.name): result.figures
-        for each in measured
-        for subject, result in zip(each.subjects, each.results, strict=True)
-    }
-    for drawn in (figure for of_network in figures.values() for figure in of_network.values()):
-        drawn.update_layout(title_text="", margin_t=50)  # the page has a title
-    return command.describe(_asked, measured, line), figures
-
-
-def _show_result(
-    document: Document, result: Document, own: "Mapping[tuple[str, str], dict[str, Figure]]", line: str
-) -> None:
+def _show_result(document: Document, result: Document, own: Figures, line: str) -> None:
     """One set of samples: every network on common axes, the headline, all rows, the probe's own figures, files."""
     name, data = str(document["probe"]), str(result["data"])
     networks = [str(network["name"]) for network in cast("list[Document]", document["networks"])]
@@ -155,9 +120,7 @@ def _show_result(
     )  # fmt: skip
 
 
-def _own_figures(
-    own: "Mapping[tuple[str, str], dict[str, Figure]]", data: str, stem: tuple[str, ...]
-) -> "list[Figure]":
+def _own_figures(own: Figures, data: str, stem: tuple[str, ...]) -> "list[Figure]":
     """The probe's figures under a tab for each network, each under its own heading; those that hold something."""
     found = {
         network: {words: figure for words, figure in figures.items() if figure.data}
