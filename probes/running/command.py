@@ -181,12 +181,18 @@ def measure_all(name: str, probe: Probe, asked: Run[object]) -> tuple[Measured, 
 
     Raises UserError for what cannot be opened, read or measured, and for data options beside a capture.
     """
-    subjects = open_asked(probe, asked)
-    probes = {name: (probe, asked.measure)}
+    return measure_subjects(name, probe, asked.data, asked.measure, open_asked(probe, asked))
+
+
+def measure_subjects(
+    name: str, probe: Probe, data: DataOptions, options: object, subjects: tuple[Subject, ...]
+) -> tuple[Measured, ...]:
+    """A probe on every set of samples, by networks that are open. Raises UserError as `measure_all` does."""
+    probes = {name: (probe, options)}
     if is_choosing(probe):
-        sets = probe.choose_samples(subjects[0], asked.data, asked.measure)
+        sets = probe.choose_samples(subjects[0], data, options)
     else:
-        sets = sample_sets(subjects[0], asked.data)
+        sets = sample_sets(subjects[0], data)
     return tuple(measure_set(probes, each, subjects)[name] for each in sets)
 
 

@@ -139,7 +139,7 @@ def _checkpoint(path: Path, source: Source) -> Subject:
     if source.loop:
         name = f"{name}, layers {source.loop} run {source.visits} times"
         described |= {"loop": str(source.loop), "visits": source.visits, "loop_scale": source.loop_scale}
-    return _running(name, open_network(path, _opening(source)), described, source)
+    return running_subject(name, open_network(path, _opening(source)), described, source)
 
 
 def _opening(source: Source) -> "Opening":
@@ -154,10 +154,11 @@ def _untrained(ckpt: Path, seed: int, source: Source) -> Subject:
     from model.families.opening import untrained_network
 
     network = untrained_network(ckpt, seed, _opening(source))
-    return _running(UNTRAINED, network, {UNTRAINED: True, "seed": seed}, source)
+    return running_subject(UNTRAINED, network, {UNTRAINED: True, "seed": seed}, source)
 
 
-def _running(name: str, network: "LoopedModel", described: dict[str, Cell], source: Source) -> Subject:
+def running_subject(name: str, network: "LoopedModel", described: dict[str, Cell], source: Source) -> Subject:
+    """A network that runs when its batches are read."""
     import torch
 
     from cache.record import run_batches, weights_digest

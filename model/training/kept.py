@@ -1,0 +1,52 @@
+"""The networks of a run while it trained: its kept states, each as the network it was; or a checkpoint, as it ended."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from model.checkpoint import WEIGHTS
+from model.network import LoopedMoE
+from model.tokenizers import read_tokenizer
+from model.training.run_folder import RUN, read_run
+from model.training.state import load_state, states
+from smelt_interp.config import ModelConfig
+from smelt_interp.data.tokenizer import BYTES
+from smelt_interp.errors import UserError, shown
+
+END = 0
+"""The step of a checkpoint folder, which does not say after how many it was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What is there of a run."""
+
+    folder: Path
+    networks: dict[int, Path]
+    """A state's folder by its step, in order; a checkpoint's at END."""
+
+
+def kept(folder: Path) -> Kept:
+    """The states of a run's folder, or the checkpoint that a folder is. Raises `UserError` for one that is neither."""
+    found = states(folder)
+    if not found and (folder / WEIGHTS).is_file():
+        found = {END: folder}
+    if not found:
+        raise UserError(f"a run must be a folder with states of a training, or a checkpoint; got {folder}")
+    return Kept(folder=folder, networks=found)
+
+
+def network_at(run: Kept, step: int) -> LoopedMoE:
+    """The network after a step, in evaluation mode. Raises `UserError` for a state or `run.json` that is not whole."""
+    if step == END:
+        return LoopedMoE.from_pretrained(run.networks[step])
+    said = read_run(run.folder / RUN)
+    config, options = said.get("config"), said.get("options")
+    if not isinstance(config, dict) or not isinstance(options, dict) or not isinstance(options.get("tokenizer"), str):
+        raise UserError(f"{run.folder / RUN} must say the config and the options of the run; got {shown(said)}")
+    name = options["tokenizer"]
+    tokenizer = BYTES if name == "bytes" else read_tokenizer(Path(name))
+    network = LoopedMoE(ModelConfig.from_json(config), seed=0, tokenizer=tokenizer)
+    # Weights alone: what the optimisers remember stays on the disk.
+    load_state(run.networks[step], {f"weight/{name}": weight.detach() for name, weight in network.named_parameters()})
+    network.eval()
+    return network
