@@ -17,7 +17,6 @@ for being large, so that its interval, over groups of documents, leans to one si
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
@@ -34,7 +33,7 @@ from probes.statistics.experts import INDICES, WEIGHTS, routed_steps
 from probes.statistics.grid import STEPS, Grid, Place, Where, layer_range
 from probes.statistics.quantities import NEEDS_TWO_VISITS, Quantity
 from probes.statistics.sums import Reduced, Sums, Totals
-from probes.statistics.visit_pairs import not_compared
+from probes.statistics.visit_pairs import not_compared, pairs_of
 from smelt_interp.architecture import Architecture, Loop
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.data.samples import Role, Samples, role_name
@@ -120,13 +119,10 @@ def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> Layout:
             f"experts times steps times tokens must be at most {MOST_COUNTS}; got {entries}: name --layers of at most "
             f"{most} steps"
         )
-    pairs = tuple(
-        pair for pair in combinations(steps, 2) if len({architecture.steps[step].layer for step in pair}) == 1
-    )
     counted = num_groups(entries) if num_groups(entries) * entries <= MOST_COUNTS else 1
     return Layout(
         steps=Grid(architecture=architecture, loops=loops, steps=steps),
-        pairs=Grid(architecture=architecture, loops=loops, steps=pairs),
+        pairs=Grid(architecture=architecture, loops=loops, steps=pairs_of(architecture, steps)),
         groups=counted,
     )
 

@@ -15,6 +15,7 @@ NAMES = (
     "expert_tokens",
     "residual_updates",
     "massive_activations",
+    "representation_similarity",
     "dyck_icl",
     "domain_loss",
     "length_gain",

@@ -79,6 +79,11 @@ def not_compared(
     return [Quantity(name=name, value_RLH=nothing, places=places, n=0, undefined=why, where=more) for name in names]
 
 
+def pairs_of(architecture: Architecture, steps: Sequence[int]) -> tuple[Pair, ...]:
+    """Every pair of visits of a layer among these steps; none where no layer is there twice."""
+    return tuple(pair for pair in combinations(steps, 2) if len({architecture.steps[step].layer for step in pair}) == 1)
+
+
 def once_visited(plan: Plan) -> tuple[int, ...]:
     """The step indices of layers that run once: prelude and coda, or every layer of a Baseline."""
     several = set(revisited_layers(plan))

@@ -19,7 +19,7 @@ from tests.support.dense import CONTEXT, SITES, DenseNested, tokenizer
 
 NETWORK = DenseNested().eval()
 MEASURED = ("attention_sink", "projection_similarity", "residual_updates", "massive_activations", "dyck_icl",
-            "domain_loss", "length_gain")  # fmt: skip
+            "representation_similarity", "domain_loss", "length_gain")  # fmt: skip
 REFUSED = ("expert_overlap", "expert_load", "expert_tokens")
 
 
