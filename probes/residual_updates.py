@@ -36,7 +36,7 @@ from cache.batch import Batch
 from probes.running import command
 from probes.running.probe import Result, answer
 from probes.statistics.arrays import is_token, ratio, recorded_steps, to_numpy, token_values
-from probes.statistics.grid import STEPS, Grid, Place, layer_range, loop_name
+from probes.statistics.grid import STEPS, Grid, Place, loop_name
 from probes.statistics.named_sums import stacked, under
 from probes.statistics.quantities import NEEDS_TWO_VISITS, Quantity, no_note
 from probes.statistics.ratio_histogram import count, median
@@ -305,25 +305,6 @@ def _compared(totals: Totals[Layout, Options], compared: Comparison, unlooped: d
     ]
 
 
-def parts(grid: Grid) -> list[tuple[str, Place]]:
-    """Prelude, each visit of each loop, and coda, in order of execution; between two loops there is a part of its own.
-
-    A Baseline's loop is the layers that a headline averages over.
-    """
-    looped = [p for p in range(len(grid.steps)) if any(grid.layer(p) in loop.layers for loop in grid.loops)]
-    found = [("loop", Place("headline", {"layers": layers, "visit": visit}, inside, []))
-             for layers, visit, inside in grid.groups()]  # fmt: skip
-    names: dict[str, list[int]] = {}
-    for p in range(len(grid.steps)) if looped else ():
-        if p not in looped:
-            name = "prelude" if p < looped[0] else "coda" if p > looped[-1] else "between loops"
-            names.setdefault(name, []).append(p)
-    for name, inside in names.items():
-        layers = f"{name} {layer_range(sorted({grid.layer(p) for p in inside}))}"
-        found.append((name, Place("headline", {"layers": layers, "visit": 1}, inside, [])))
-    return sorted(found, key=lambda part: part[1].positions[0])
-
-
 def _norms(totals: Totals[Layout, Options]) -> list[Quantity]:
     """As added and undamped: the layer's update by part of the network, all by step."""
     grid, sums = totals.layout.grid, totals.sums
@@ -343,7 +324,7 @@ def _norms(totals: Totals[Layout, Options]) -> list[Quantity]:
         for title, value_RL in (("update norm", norm_RL), ("undamped norm", norm_RL / factor_L)):
             named = [(title, grid.places(("layer",)))]
             if update == "layer":
-                named = [*((f"{title}, {part}", (place,)) for part, place in parts(grid)), *named]
+                named = [*((f"{title}, {part}", (place,)) for part, place in grid.parts()), *named]
             found += [
                 Quantity(name=name, value_RLH=value_RL[..., None], places=places, n=totals.n["tokens"], nulls=nulls,
                          where={"update": update}, note=note if title == "update norm" else no_note)
@@ -360,7 +341,7 @@ def _variances(totals: Totals[Layout, Options]) -> list[Quantity]:
                       value_RLH=ratio(sums["entering"], sums["tokens"])[:, None, None])]  # fmt: skip
     whole = grid.steps == tuple(range(len(grid.steps)))
     gap = "" if whole else "needs every step from the first recorded"
-    ends = [(f", {part}", (place._replace(positions=place.positions[-1:]),)) for part, place in parts(grid)]
+    ends = [(f", {part}", (place._replace(positions=place.positions[-1:]),)) for part, place in grid.parts()]
     for name, title, undefined in (("variance", "stream variance", ""), ("undamped", "undamped variance", gap)):
         value_RLH = ratio(sums[name], sums["tokens"][:, None])[..., None]
         found += [

@@ -24,6 +24,7 @@ NAMES = (
 RUNNING: tuple[str, ...] = (
     "ablation",
     "logit_lens",
+    "logit_attribution",
     "orbit",
     "weight_gradients",
     "patching",

@@ -123,6 +123,23 @@ class Grid:
                               for index, head in enumerate(self.heads)]  # fmt: skip
         return tuple(found)
 
+    def parts(self) -> list[tuple[str, Place]]:
+        """Prelude, each visit of each loop, and coda, in order of execution; between two loops there is a part of its
+        own. A Baseline's loop is the layers that a headline averages over.
+        """
+        looped = [p for p in range(len(self.steps)) if any(self.layer(p) in loop.layers for loop in self.loops)]
+        found = [("loop", Place("headline", {"layers": layers, "visit": visit}, inside, []))
+                 for layers, visit, inside in self.groups()]  # fmt: skip
+        names: dict[str, list[int]] = {}
+        for p in range(len(self.steps)) if looped else ():
+            if p not in looped:
+                name = "prelude" if p < looped[0] else "coda" if p > looped[-1] else "between loops"
+                names.setdefault(name, []).append(p)
+        for name, inside in names.items():
+            layers = f"{name} {layer_range(sorted({self.layer(p) for p in inside}))}"
+            found.append((name, Place("headline", {"layers": layers, "visit": 1}, inside, [])))
+        return sorted(found, key=lambda part: part[1].positions[0])
+
     def elsewhere(self, value_LH: NDArray[np.float64]) -> NDArray[np.float64]:
         """For each position the mean over positions of other layers, for a looped layer of those that are not; NaN
         where there are none. -> (L, H)"""
