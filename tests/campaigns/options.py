@@ -37,6 +37,7 @@ LINES = {
     "probes.joined": f"{TRACES} --y attention_sink:self_mass --shuffles 20",
     "probes.ablation": TRACES,
     "probes.logit_lens": TRACES,
+    "probes.logit_attribution": TRACES,
     "probes.orbit": TRACES,
     "probes.weight_gradients": TRACES,
     "probes.patching": "--ckpt ../tiny --samples 2 --shots 1",
