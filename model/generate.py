@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from model.hooks.finite import check_finite
+from model.hooks.looped_model import LoopedModel
 from model.hooks.names import AttentionPath
 from model.kv_cache import KVCache
-from model.network import LoopedMoE
 from smelt_interp.data.tokenizer import PAD
 from smelt_interp.errors import UserError
 
@@ -55,7 +55,7 @@ class Sampling:
 
 @torch.no_grad()
 def generate(
-    network: LoopedMoE, prompts: Sequence[Sequence[int]], sampling: Sampling, *, attention: AttentionPath = "fast"
+    network: LoopedModel, prompts: Sequence[Sequence[int]], sampling: Sampling, *, attention: AttentionPath = "fast"
 ) -> list[list[int]]:
     """New tokens of each prompt, the stop token included. Prompts may differ in length.
 
@@ -63,16 +63,16 @@ def generate(
     patterns ask for attention="eager". Raises `UserError` for no prompts, an empty one, one whose tokens with the new
     ones exceed the context, and logits that are not finite, naming the first site that is not.
     """
-    _check_prompts(prompts, network.config.vocab_size)
+    _check_prompts(prompts, network.architecture.vocab_size)
     longest = max(map(len, prompts))
-    if longest + sampling.max_new_tokens > network.config.context:
+    if longest + sampling.max_new_tokens > network.architecture.context:
         raise UserError(
-            f"a prompt and its new tokens must fit the context of {network.config.context}; got {longest} and "
+            f"a prompt and its new tokens must fit the context of {network.architecture.context}; got {longest} and "
             f"{sampling.max_new_tokens}; shorten the prompt or lower max_new_tokens"
         )
-    device = network.unembed.weight.device
+    device = network.device
     # Nothing attends to padding; its id only has to be in the vocabulary.
-    tokens_BT = torch.full((len(prompts), longest), min(PAD, network.config.vocab_size - 1), device=device)
+    tokens_BT = torch.full((len(prompts), longest), min(PAD, network.architecture.vocab_size - 1), device=device)
     mask_BS = torch.zeros(len(prompts), longest, dtype=torch.bool, device=device)
     for row, prompt in enumerate(prompts):
         tokens_BT[row, longest - len(prompt) :] = torch.as_tensor(list(prompt), device=device)
@@ -101,7 +101,7 @@ def generate(
 
 
 def _raise_where_not_finite(
-    network: LoopedMoE, prompts: Sequence[Sequence[int]], made: Sequence[Sequence[int]], attention: AttentionPath
+    network: LoopedModel, prompts: Sequence[Sequence[int]], made: Sequence[Sequence[int]], attention: AttentionPath
 ) -> NoReturn:
     """`UserError` with the first site that is not finite, found by reading the rows again, each by itself."""
     for prompt, new in zip(prompts, made, strict=True):

@@ -54,6 +54,7 @@ def attend(
     query_BQTC = run.heads_through("attn.hook_rot_q" if rotary else "attn.hook_q", query)
     key_BGSC = run.heads_through("attn.hook_rot_k" if rotary else "attn.hook_k", key)
     value_BGSC = run.heads_through("attn.hook_v", value)
+    key_BGSC, value_BGSC = run.remembered(key_BGSC, value_BGSC)
     scores_BQTS = _scores(query_BQTC, key_BGSC, scale, position_bias)
     allowed_BQTS = _allowed(run, attention_mask)
     if allowed_BQTS is not None:
@@ -94,7 +95,9 @@ def _softmax(scores_BQTS: Tensor, sinks: Tensor | None, s_aux: Tensor | None) ->
 
 def _allowed(run: Run, attention_mask: Tensor | None) -> Tensor | None:
     """True where a query may look, by the network's own mask and by the documents of a row; None is everywhere."""
-    allowed_BQTS = None if attention_mask is None else attention_mask > torch.finfo(attention_mask.dtype).min / 2
+    allowed_BQTS = None
+    if attention_mask is not None and run.kv_cache is None:  # theirs knows of no tokens before these
+        allowed_BQTS = attention_mask > torch.finfo(attention_mask.dtype).min / 2
     if allowed_BQTS is None and run.within_BTS is None:
         return None
     return limited(run, allowed_BQTS)
@@ -108,6 +111,8 @@ def limited(run: Run, allowed_BQTS: Tensor | None) -> Tensor:
     assert allowed_BQTS is not None
     if run.padded:
         # A padding query sees itself: a row without any key would be not-a-number.
-        alone = torch.eye(allowed_BQTS.shape[-1], dtype=torch.bool, device=allowed_BQTS.device)
+        length, keys = allowed_BQTS.shape[-2:]
+        key_S = torch.arange(keys, device=allowed_BQTS.device)
+        alone = key_S == key_S[keys - length :, None]
         allowed_BQTS = allowed_BQTS | (alone & ~allowed_BQTS.any(-1, keepdim=True))
     return allowed_BQTS

@@ -34,20 +34,28 @@ def install(family: Family, layer: int, module: nn.Module) -> None:
     if family.router:
         router = module.get_submodule(family.router)
         router.forward = partial(_routed, router.forward)  # logits are seen inside it
+    if family.loopable:
+        module.forward = partial(_unless_skipped, module.forward)
     module.register_forward_hook(_leave)
 
 
 def _enter(layer: int, module: nn.Module, args: tuple[object, ...], options: dict[str, object]) -> Arguments | None:
     if (run := RUNNING.get()) is None:
         return None
-    run.enter(layer, module)
     if args:
-        return (run.through("hook_resid_pre", _tensor(args[0])), *args[1:]), options
-    return args, {**options, "hidden_states": run.through("hook_resid_pre", _tensor(options["hidden_states"]))}
+        return (run.enter(layer, module, _tensor(args[0])), *args[1:]), options
+    return args, {**options, "hidden_states": run.enter(layer, module, _tensor(options["hidden_states"]))}
+
+
+def _unless_skipped(forward: Callable[..., object], *args: object, **options: object) -> object:
+    """A layer's forward pass; of one before the step at which the pass starts, the stream as it came."""
+    if (run := RUNNING.get()) is None or not run.skips:
+        return forward(*args, **options)
+    return args[0] if args else options["hidden_states"]
 
 
 def _leave(module: nn.Module, args: tuple[object, ...], output: object) -> object:
-    if (run := RUNNING.get()) is None:
+    if (run := RUNNING.get()) is None or run.skips:
         return None
     post_BTD = run.through("hook_resid_post", _first(output))
     run.leave()

@@ -1,6 +1,7 @@
 """A network of a family: its authors' forward pass, with the hook points of every step of its plan."""
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Self, Unpack
 
@@ -11,12 +12,12 @@ from transformer_lens.config import TransformerLensConfig
 from model.families.attention import NAME, register
 from model.families.family import Family
 from model.families.module_hooks import install
-from model.families.run import RUNNING, Run
+from model.families.run import RUNNING, Run, Stopped
 from model.families.visits import run_again
 from model.hooks.hook_point import SitePoint
 from model.hooks.lens_config import lens_config
 from model.hooks.looped_model import LoopedModel, LoopScale, Weighted, scale_of
-from model.hooks.names import PassOptions
+from model.hooks.names import PassOptions, Request
 from model.inputs import Inputs
 from smelt_interp.architecture import Architecture
 from smelt_interp.data.tokenizer import Tokenizer
@@ -45,7 +46,7 @@ class FamilyNetwork(LoopedModel):
     """Someone else's network under our names. `model` is theirs, and called by itself it computes what it always did,
     but for the layers that a looped span runs again.
 
-    It runs whole rows: `start_at`, `stop_at` and a `kv_cache` are refused.
+    A pass stops at any step. It starts at one, and goes on from a `kv_cache`, where the family lets it.
     """
 
     def __init__(
@@ -95,34 +96,78 @@ class FamilyNetwork(LoopedModel):
         the steps of the plan.
         """
         request = self.request(**options)
-        if not (request.from_tokens and request.to_logits) or options.get("kv_cache") is not None:
-            raise UserError(
-                f"a {self.architecture.family} network must run whole rows; got start_at, stop_at or a kv_cache"
-            )
-        start_BT, mask_BT = options.get("segment_start_BT"), options.get("attention_mask_BT")
-        read = Inputs(values=inputs, segment_start_BT=start_BT, attention_mask_BT=mask_BT)
+        start_BT, mask_BS = options.get("segment_start_BT"), options.get("attention_mask_BT")
+        read = Inputs(values=inputs, segment_start_BT=start_BT, attention_mask_BT=mask_BS,
+                      kv_cache=options.get("kv_cache"))  # fmt: skip
+        self._check_start(request, read)
         read.check(self.architecture, request)
-        run = Run(request, self.family, self.blocks, len(inputs))
-        given: dict[str, object] = {**self.family.options, **({} if self.family.masked else {"use_cache": False})}
-        if mask_BT is not None and not bool(mask_BT.all()):
+        run = Run(request, self.family, self.blocks, read)
+        given = {**self.family.options, **({} if self.family.masked else {"use_cache": False}), **self._rows(run, read)}
+        # Where the pass starts at a step, tokens of no meaning go through what lies before it.
+        tokens_BT = inputs if request.from_tokens else inputs.new_zeros(inputs.shape[:2], dtype=torch.int64)
+        kept = nullcontext() if read.kv_cache is None else read.kv_cache.whole_pass(keep=request.from_tokens)
+        try:
+            with kept, run.now():
+                logits_BTW: Tensor = self.model(input_ids=tokens_BT, **given).logits
+        except Stopped as stopped:
+            return stopped.stream_BTD
+        return logits_BTW
+
+    def _check_start(self, request: Request, read: Inputs) -> None:
+        """Raise `UserError` for a start and a cache that the network cannot have."""
+        family = self.architecture.family
+        if not request.from_tokens and not self.restarts:
+            raise UserError(f"a {family} network must start with tokens, as what it hands on is more than a stream; "
+                            "got start_at")  # fmt: skip
+        if read.kv_cache is not None and not self.remembers:
+            raise UserError(f"a {family} network must read whole rows, as it reads more of earlier tokens than "
+                            "all their keys and values; got a kv_cache")  # fmt: skip
+
+    def _rows(self, run: Run, read: Inputs) -> dict[str, object]:
+        """The mask and the positions of rows that are padded, hold several documents, or go on. What the network does
+        not take is left to `run`. Raises `UserError` for several documents where one row is one."""
+        start_BT, mask_BS, given = read.segment_start_BT, read.attention_mask_BT, dict[str, object]()
+        query_T = torch.arange(read.held, read.held + read.values.shape[1], device=read.values.device)
+        if read.kv_cache is not None:
+            key_S = torch.arange(read.held + len(query_T), device=query_T.device)
+            run.within_BTS = (key_S <= query_T[:, None])[None]
+            given["position_ids"] = query_T[None]
+        if mask_BS is not None and not bool(mask_BS.all()):
             run.padded = True
             if self.family.takes_masks:
-                given |= {"attention_mask": mask_BT, "position_ids": (mask_BT.long().cumsum(-1) - 1).clamp(min=0)}
+                positions_BS = (mask_BS.long().cumsum(-1) - 1).clamp(min=0)
+                given |= {"position_ids": positions_BS[:, read.held :]}
+            if self.family.takes_masks and read.kv_cache is None:
+                given |= {"attention_mask": mask_BS}
             else:
-                run.within_BTS = mask_BT[:, None].bool()
+                real_BTS = mask_BS[:, None].bool()
+                run.within_BTS = real_BTS if run.within_BTS is None else run.within_BTS & real_BTS
         if start_BT is not None and bool(start_BT.any()):
             if self.family.whole_rows:
                 raise UserError(f"a row of a {self.architecture.family} network must be one document; got several")
             same_BTS = start_BT[:, :, None] == start_BT[:, None]
             run.within_BTS = same_BTS if run.within_BTS is None else same_BTS & run.within_BTS
             if self.family.takes_masks:
-                given["position_ids"] = torch.arange(inputs.shape[1], device=inputs.device) - start_BT
-        with run.now():
-            logits_BTW: Tensor = self.model(input_ids=inputs, **given).logits
-        return logits_BTW
+                given["position_ids"] = query_T - start_BT
+        return given
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a pass may go on from a `kv_cache`: what attention reads of earlier tokens is keys and values alone,
+        all of them."""
+        config, family = self.model.config.get_text_config(), self.family
+        windows = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
+        windowed = bool(windows or getattr(config, "sliding_window", None))
+        return family.causal and family.takes_masks and not (family.whole_rows or windowed)
+
+    @property
+    def restarts(self) -> bool:  # type: ignore[override]  # of a family, not of all of them
+        """Whether a pass may start at a step: where layers hand one stream on."""
+        return self.family.loopable and self.remembers
 
     def _embedded(self, module: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor | None:
-        return None if RUNNING.get() is None else self.hook_embed(output)
+        run = RUNNING.get()
+        return None if run is None or not run.request.from_tokens else self.hook_embed(output)
 
     @property
     def embed(self) -> Weighted:  # type: ignore[override]  # a part of the authors' network, not one of ours

@@ -14,16 +14,27 @@ from torch import Tensor, nn
 from model.families.family import Family
 from model.hooks.hook_point import SitePoint
 from model.hooks.names import Request
+from model.inputs import Inputs
 from smelt_interp.errors import UserError
 from smelt_interp.plan import label
+
+
+class Stopped(Exception):
+    """The pass has come to the step before which it ends."""
+
+    def __init__(self, stream_BTD: Tensor) -> None:
+        super().__init__()
+        self.stream_BTD = stream_BTD
 
 
 class Run:
     """One forward pass of a family's network."""
 
-    def __init__(self, request: Request, family: Family, blocks: nn.ModuleList, batch: int) -> None:
+    def __init__(self, request: Request, family: Family, blocks: nn.ModuleList, read: Inputs) -> None:
         self.request, self._family, self._blocks = request, family, blocks
-        self.batch = batch
+        self._start_BTD = None if request.from_tokens else read.values
+        self.kv_cache = read.kv_cache
+        self.batch = len(read.values)
         """Rows B, which routers see joined to one list of tokens."""
         self.within_BTS: Tensor | None = None
         """True where a key is of the query's own document, and no padding that the network's own mask does not know;
@@ -49,19 +60,39 @@ class Run:
             raise UserError(f"{self._named()} must run the {len(plan)} steps of its plan; got {self._step + 1}: "
                             f"{due} did not run")  # fmt: skip
 
-    def enter(self, layer: int, module: nn.Module) -> None:
-        """A layer begins. Raises `UserError` for one that is not the next of the plan."""
+    def enter(self, layer: int, module: nn.Module, stream_BTD: Tensor) -> Tensor:
+        """A layer begins: what it reads. Raises `UserError` for one that is not the next of the plan, and `Stopped`
+        where the pass ends."""
         plan = self.request.architecture.steps
         self._step += 1
         if self._step >= len(plan) or plan[self._step].layer != layer:
             due = label(plan[self._step]) if self._step < len(plan) else "its end"
             raise UserError(f"{self._named()} must run its layers in the order of its plan; got layer {layer + 1} "
                             f"as step {self._step + 1}, where {due} is due")  # fmt: skip
+        if self._step == self.request.first_step and self._start_BTD is not None:
+            stream_BTD = self._start_BTD
+        if self._step == self.request.stop_step:
+            raise Stopped(stream_BTD)
+        if self.skips:
+            return stream_BTD
         self._running, self.middle = module, None
+        return self.through("hook_resid_pre", stream_BTD)
 
     def leave(self) -> None:
         """The layer ends."""
         self._running = None
+
+    @property
+    def skips(self) -> bool:
+        """Whether the running step lies before the one at which the pass starts."""
+        return self._step < self.request.first_step
+
+    def remembered(self, key_BGTC: Tensor, value_BGTC: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the running step with those of the tokens before them, (B, G, S, C)."""
+        if self.kv_cache is None:
+            return key_BGTC, value_BGTC
+        k_BSGC, v_BSGC = self.kv_cache.append(self._step, key_BGTC.transpose(1, 2), value_BGTC.transpose(1, 2))
+        return k_BSGC.transpose(1, 2), v_BSGC.transpose(1, 2)
 
     def attends(self, module: nn.Module) -> bool:
         """Whether a module is the attention of the running step: families call the interface for other things too."""

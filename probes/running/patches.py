@@ -26,6 +26,8 @@ from smelt_interp.errors import UserError
 from smelt_interp.sites import SITES, hook_name
 
 PRE, KEY, VALUE = "hook_resid_pre", "attn.hook_rot_k", "attn.hook_v"
+PLAIN_KEY = "attn.hook_k"
+"""What stands for it in a network that rotates no keys."""
 
 
 class Patch(NamedTuple):
@@ -54,7 +56,8 @@ class PatchedRuns:
         self._tokens_2B = torch.from_numpy(np.stack(ids_2B)).to(model.device)
         self.length = int(self.scored_B.max()) + 1
         self._clean = self._run(clean, sites)
-        self._corrupted = self._run(corrupted, (*sites, PRE, *((KEY, VALUE) if model.restarts else ())))
+        self._key = KEY if KEY in model.architecture.sites else PLAIN_KEY
+        self._corrupted = self._run(corrupted, (*sites, PRE, *((self._key, VALUE) if model.restarts else ())))
         self._rows = corrupted
 
     def _inputs(self, samples: Samples) -> Tensor:
@@ -148,7 +151,7 @@ class PatchedRuns:
             hooks = [(hook_name(step, suffix), edits[step])] if step in edits else []
             if hooks and suffix == PRE:  # what goes in is the site: no hook is needed
                 out, hooks = edits[step](out, None), []
-            key, value = (cache[hook_name(step, kind)].repeat(len(out) // num, 1, 1, 1) for kind in (KEY, VALUE))
+            key, value = (cache[hook_name(step, kind)].repeat(len(out) // num, 1, 1, 1) for kind in (self._key, VALUE))
             out = self.model.run_with_hooks(
                 out, fwd_hooks=hooks, attention=attention,
                 start_at=plan[step], stop_at=plan[step + 1] if step + 1 < len(plan) else None,

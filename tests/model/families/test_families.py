@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from model.families.network import FamilyNetwork
 from model.families.opening import REMOTE
 from model.families.table import FAMILIES
+from model.generate import Sampling, generate
+from model.kv_cache import KVCache
 from smelt_interp.costs.spans import LayerRange
 from smelt_interp.errors import UserError
 from smelt_interp.looped_span import LoopedSpan
@@ -152,6 +154,44 @@ def test_a_document_is_alone_in_its_row_or_the_row_is_refused(name: str) -> None
     torch.testing.assert_close(packed_BTW[:, 12:], network(name)(TOKENS_BT[:, 12:]), atol=2e-5, rtol=2e-4)
 
 
+@every_family
+@torch.no_grad()
+def test_a_pass_stops_at_any_step_and_starts_there_where_the_stream_is_all_that_is_handed_on(name: str) -> None:
+    model = looped(name) if name in LOOPABLE else network(name)
+    logits_BTW, found = model.run_with_cache(TOKENS_BT)
+    for step, visit in enumerate(model.plan):
+        middle_BTD = model(TOKENS_BT, stop_at=tuple(visit))
+        assert torch.equal(middle_BTD, found[PRE, step])
+        if model.restarts:
+            assert torch.equal(model(middle_BTD, start_at=tuple(visit)), logits_BTW)
+        else:
+            with pytest.raises(
+                UserError, match=rf"a {name} network must start with tokens, as what it hands on is more"
+            ):
+                model(middle_BTD, start_at=tuple(visit))
+    assert model.restarts == (name in LOOPABLE and name != "gpt_oss")
+
+
+@every_family
+@torch.no_grad()
+def test_a_cached_pass_is_the_whole_pass_or_refused(name: str) -> None:
+    model = looped(name) if name in LOOPABLE else network(name)
+    cache, tokens = KVCache(len(model.plan)), TOKENS_BT[0].tolist()
+    if not model.remembers:
+        assert name in {"gpt_oss", "inkling2_loop_text", "dory", "albert", "huginn_raven", "open_mythos"}
+        with pytest.raises(
+            UserError, match=rf"a {name} network must read whole rows, as it reads more of earlier tokens than"
+        ):
+            model(TOKENS_BT, kv_cache=cache)
+        return
+    parts = [model(part_BT, kv_cache=cache) for part_BT in TOKENS_BT.split([11, 1, 8], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), model(TOKENS_BT), atol=2e-5, rtol=2e-4)
+    short, long = (generate(model, [prompt], Sampling(max_new_tokens=4))[0] for prompt in (tokens[:7], tokens))
+    assert generate(model, [tokens[:7], tokens], Sampling(max_new_tokens=4)) == [short, long], "padded on the left"
+    whole = model(torch.tensor([[*tokens, *long]])).argmax(-1)[0, len(tokens) - 1 : -1].tolist()
+    assert whole == long
+
+
 def loops_by_hand(model: nn.Module, name: str) -> Tensor:
     """The layers of a Llama or a mixture one after the other, updates of the looped ones halved."""
     body, family = model.model, FAMILIES[name]
@@ -266,8 +306,6 @@ def test_what_a_family_cannot_do_is_one_line() -> None:
         hooked("dory", SPAN)
     with pytest.raises(UserError, match=r"--loop must lie within layers 1 to 4; got 3-9"):
         hooked("llama", LoopedSpan(layers=LayerRange(2, 9), visits=2, factor=0.5))
-    with pytest.raises(UserError, match=r"a llama network must run whole rows; got start_at, stop_at or a kv_cache"):
-        network("llama")(TOKENS_BT, stop_at=(1, 0))
     with pytest.raises(UserError, match=r"token ids must be from 0 to 258; got 303"):
         network("llama")(TOKENS_BT * 0 + 303)
 
