@@ -23,10 +23,13 @@ from smelt_interp.sites import SITES, hook_name
 from tests.support.commands import Command
 from tests.support.configs import TINY
 from tests.support.dense import DenseNested
+from tests.support.families import SPAN, hooked
 from tests.support.networks import tiny_network
 from tests.support.planted import pick
 
-NETWORKS: dict[str, LoopedModel] = {"ours": tiny_network(), "dense": DenseNested().eval()}
+NETWORKS: dict[str, LoopedModel] = {
+    "ours": tiny_network(), "dense": DenseNested().eval(), "llama": hooked("llama", SPAN), "gpt2": hooked("gpt2", SPAN),
+}  # fmt: skip
 ALL = ("hook_resid_pre", "hook_attn_out", "hook_mlp_out", "attn.hook_z", "attn.hook_v", "attn.hook_pattern")
 
 
