@@ -16,6 +16,7 @@ from app.views.experts import experts_page
 from app.views.matching import matching_page
 from app.views.probe import probe_page
 from app.views.runs import runs_page
+from app.views.samples import samples_page
 from app.views.scaling import scaling_page
 from app.views.serving import serving_page
 from app.widgets.address import show_mistakes
@@ -61,6 +62,7 @@ def main() -> None:
     # The first page's own address is the root; a link may also say its name.
     named_runs = st.Page(partial(_go_to, runs), title="Runs", url_path="runs", visibility="hidden")
     look = [
+        page(samples_page, "samples", "Samples"),
         page(attention_page, "attention", "Attention, both visits"),
         page(experts_page, "experts", "Experts, both visits"),
     ]

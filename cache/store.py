@@ -114,16 +114,20 @@ class Capture:
             for first in range(0, shard.samples, batch_size)
         )
 
-    def rows(self, rows: slice) -> Samples:
-        """The samples at these positions, read from their shards alone. Raises UserError for rows that hold none."""
-        return concatenate([self._tokens(shard, some)[0] for shard, some in self._shards(rows)], 0)
+    def sample(self, row: int) -> Batch:
+        """The sample at a position without any site: its tokens and what the network answered; its shard alone is read.
+
+        Raises UserError for a sample that was not recorded.
+        """
+        if not 0 <= row < len(self):
+            raise UserError(f"a sample must be 0 to {len(self) - 1}; got {row}")
+        ((shard, some),) = self._shards(slice(row, row + 1))
+        return self._batch({}, shard, some)
 
     def text(self, row: int) -> str:
         """The text of the sample at a position; bytes that are no UTF-8 become U+FFFD. Raises UserError for a sample
         that was not recorded."""
-        if not 0 <= row < len(self):
-            raise UserError(f"a sample must be 0 to {len(self) - 1}; got {row}")
-        return self.rows(slice(row, row + 1)).text.data.tobytes().decode(errors="replace")
+        return self.sample(row).samples.text.data.tobytes().decode(errors="replace")
 
     def check_shards(self) -> None:
         """Raise UserError for a shard that was changed, replaced or lost; the digest of each is taken once a process

@@ -151,7 +151,7 @@ def row_of(capture: Capture, sample: int, steps: Sequence[int], head: int) -> Ma
     if not kept or head not in kept_heads:
         return None
     row = slice(sample, sample + 1)
-    seen_TS = seen_keys(capture.rows(row), causal=capture.architecture.causal)
+    seen_TS = seen_keys(capture.sample(sample).samples, causal=capture.architecture.causal)
     every = len(kept_heads) * len(kept) * seen_TS.sum() <= MOST_CELLS
     read = [capture.read(PATTERN, step, row, "all" if every else head) for step in kept]
     patterns = [
@@ -179,7 +179,7 @@ class HeadGrid(NamedTuple):
 def head_grid(capture: Capture, sample: int, steps: Sequence[int]) -> HeadGrid:
     """The last of the steps minus the first, head by head; with one step its attention itself."""
     row = slice(sample, sample + 1)
-    seen_TS = seen_keys(capture.rows(row), causal=capture.architecture.causal)
+    seen_TS = seen_keys(capture.sample(sample).samples, causal=capture.architecture.causal)
     first_QTS, *_, last_QTS = [capture.read(PATTERN, step, row)[0] for step in (steps[0], steps[-1])]
     names = [label(capture.architecture.steps[step]).partition(", ")[2] for step in steps]
     if len(steps) == 1:

@@ -12,6 +12,7 @@ from pandas import DataFrame
 from app.widgets.address import check_one_of
 from app.widgets.canvas import show_canvas, tokens_of
 from app.widgets.capture_folder import chosen_capture, other_capture_names
+from app.widgets.sample import choose_sample
 from cache.store import Capture
 from probes import attention_map
 from probes.attention_map import PATTERN, Drawable
@@ -26,7 +27,7 @@ from probes.attention_map import attention_frame, read_patterns
 
 capture = Capture({path!r})
 patterns = read_patterns(capture, sample={sample}, layer={layer}, head={head}, visits={visits})
-frame = attention_frame(patterns, capture.rows(slice({sample}, {sample} + 1)), causal={causal})
+frame = attention_frame(patterns, capture.sample({sample}).samples, causal={causal})
 """
 HINT = (
     "Click a head, or press ← →; ↑ ↓ layer, Page Up and Down sample. Point to read a cell, click it or a token to pin "
@@ -81,8 +82,7 @@ def _choose(capture: Capture, recorded: Drawable, others: Sequence[str]) -> Choi
     several, layers = recorded.revisited(), list(recorded.visits)
     row = st.columns(6)
     with row[0]:
-        check_one_of("sample", [str(number) for number in range(1, len(capture) + 1)], 1)
-        sample = st.number_input(f"Sample, 1 to {len(capture)}", 1, len(capture), key="sample", bind="query-params")
+        sample = choose_sample(capture)
     with row[1]:
         layer = _numbered("Layer", layers, layers.index(several[0]) if several else 0)
     with row[2]:
@@ -106,7 +106,7 @@ def _choose(capture: Capture, recorded: Drawable, others: Sequence[str]) -> Choi
         shown = [visit + 1 for visit in visits]
         pair = st.select_slider("Visits", shown, (shown[0], shown[-1]), key="visits", bind="query-params")
         visits = tuple(sorted({visit - 1 for visit in pair}))
-    return Choice(int(sample) - 1, layer, head, visits, query, scale, second)
+    return Choice(sample, layer, head, visits, query, scale, second)
 
 
 def _numbered(label: str, numbers: Sequence[int], start: int = 0) -> int:
@@ -132,7 +132,7 @@ def _draw(folder: Path, capture: Capture, recorded: Drawable, choice: Choice) ->
         })  # fmt: skip
         arrays[f"row {len(rows) - 1}"] = sent.cells
     grid = _grid(str(capture.path), capture.digest, choice.sample, steps)
-    sample = capture.rows(slice(choice.sample, choice.sample + 1))
+    sample = capture.sample(choice.sample).samples
     scene = {
         **tokens_of(sample), "causal": capture.architecture.causal, "scale": choice.scale, "rows": rows, "hint": HINT,
         "grid": {
@@ -172,7 +172,7 @@ def _show_downloads(capture: Capture, choice: Choice) -> None:
             capture, sample=choice.sample, layer=choice.layer, head=choice.head, visits=choice.visits
         )
 
-    sample = capture.rows(slice(choice.sample, choice.sample + 1))
+    sample = capture.sample(choice.sample).samples
 
     def maps() -> list[Map]:
         return attention_map.attention_maps(read(), sample, causal=causal)

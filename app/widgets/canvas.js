@@ -316,8 +316,9 @@ function drawStrip(view) {
       const span = view.make("span", "", strip);
       span.textContent = token;
       span.style.borderBottomColor = scene.roleColours[scene.roles[at]];
-      span.addEventListener("click", () => choose(view, { query: at + 1 }));
+      if (scene.rows) span.addEventListener("click", () => choose(view, { query: at + 1 }));
       span.addEventListener("pointerenter", () => point(view, view.hover?.query ?? pinnedOf(view), at));
+      if (scene.breaks && token.includes("\\n")) view.make("br", "", strip);
       return span;
     });
     view.tokens.of = scene.tokens.join("\u0000");
@@ -339,12 +340,14 @@ function colourStrip(view) {
   const query = view.hover?.query ?? pinnedOf(view), map = row?.maps[row.maps.length - 1];
   const value = (at) => (given ? given.values[at] : map ? map.values[query * view.size + at] : NaN);
   const most = given ? scene.most : 1, depth = depthOf(given ? "linear" : "square root", most);
+  const names = scene.categories ?? [];
   view.tokens.forEach((span, at) => {
-    const x = value(at), colour = x < 0 || !map?.signed && !given ? scene.colours[0] : scene.colours[1];
-    const filled = x === x;
-    span.style.backgroundColor = filled ? `rgb(${mixed(colour, Math.min(depth(Math.abs(x)), 1) * 0.85).join()})` : "";
+    const x = value(at), filled = x === x;
+    const colour = names[x] ?? scene.colours[x < 0 || (!map?.signed && !given) ? 0 : 1];
+    const deep = names.length ? 0.45 : Math.min(depth(Math.abs(x)), 1) * 0.85;
+    span.style.backgroundColor = filled ? `rgb(${mixed(colour, deep).join()})` : "";
     span.classList.toggle("filled", filled);
-    span.classList.toggle("query", at === query);
+    span.classList.toggle("query", at === query && !given);
   });
 }
 

@@ -1,7 +1,5 @@
 """The attention page, run in process on planted captures."""
 
-import json
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,23 +12,8 @@ from cache.store import Capture
 from probes import attention_map
 from probes.attention_map import PATTERN
 from tests.support.app_captures import episodes
-from tests.support.app_pages import page
+from tests.support.app_pages import drawn, page
 from tests.support.planted import LOOPED, planted_batch, random_sites
-
-
-def drawn(test: AppTest) -> tuple[dict[str, object], dict[str, np.ndarray]]:
-    """What the browser is sent: the scene, and its arrays by name."""
-    (canvas,) = test.get("bidi_component")
-    line, _, body = canvas.proto.bytes.partition(b"\n")
-    scene = json.loads(line)
-    body = zlib.decompress(body) if scene["deflated"] else body
-    arrays, at = {}, 0
-    for each in scene["arrays"]:
-        size = int(np.prod(each["shape"])) * np.dtype(each["type"]).itemsize
-        arrays[each["name"]] = np.frombuffer(body[at : at + size], each["type"]).reshape(each["shape"])
-        at += size
-    assert at == len(body)
-    return scene, arrays
 
 
 @pytest.mark.parametrize("sample", ["inf", "0", "4", "1.5", "1e400", "x"])

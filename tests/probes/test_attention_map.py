@@ -41,7 +41,7 @@ def test_each_visit_gives_the_mass_that_was_planted_on_it(capture: Capture) -> N
     patterns = read_patterns(capture, sample=1, layer=2, head=3, visits=(0, 1))
     for visit, mass in zip((0, 1), VISIT_MASS, strict=True):
         np.testing.assert_allclose(patterns[visit][1:, 0], mass, atol=1e-6)
-    maps = attention_maps(patterns, capture.rows(slice(1, 2)))
+    maps = attention_maps(patterns, capture.sample(1).samples)
     length = int(capture.samples.length_N[1])
     difference_TS = maps[2].values_TS
     assert difference_TS.shape == (length, length)
@@ -109,14 +109,14 @@ def test_padding_is_not_drawn(capture: Capture) -> None:
     shortest = int(capture.samples.length_N.argmin())
     patterns = read_patterns(capture, sample=shortest, layer=0, head=0, visits=(0,))
     length = int(capture.samples.length_N[shortest])
-    (drawn,) = attention_maps(patterns, capture.rows(slice(shortest, shortest + 1)))
+    (drawn,) = attention_maps(patterns, capture.sample(shortest).samples)
     assert drawn.values_TS.shape == (length, length)
     assert not np.isnan(np.diag(drawn.values_TS)).any()
 
 
 def test_the_table_of_a_map_has_every_key_in_sight_on_every_visit(capture: Capture) -> None:
     patterns = read_patterns(capture, sample=1, layer=2, head=3, visits=(0, 1))
-    frame = attention_frame(patterns, capture.rows(slice(1, 2)))
+    frame = attention_frame(patterns, capture.sample(1).samples)
     length = int(capture.samples.length_N[1])
     assert len(frame) == length * (length + 1) // 2
     first = frame[(frame["key"] == 1) & (frame["query"] > 1)]

@@ -1,8 +1,11 @@
 """Pages of the dashboard, run in process on planted captures."""
 
+import json
 import sys
+import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -47,3 +50,18 @@ def main_page(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, **
     test.run()
     assert not test.exception, test.exception[0].message
     return test
+
+
+def drawn(test: AppTest) -> tuple[dict[str, object], dict[str, np.ndarray]]:
+    """What the browser is sent: the scene, and its arrays by name."""
+    (canvas,) = test.get("bidi_component")
+    line, _, body = canvas.proto.bytes.partition(b"\n")
+    scene = json.loads(line)
+    body = zlib.decompress(body) if scene["deflated"] else body
+    arrays, at = {}, 0
+    for each in scene["arrays"]:
+        size = int(np.prod(each["shape"])) * np.dtype(each["type"]).itemsize
+        arrays[each["name"]] = np.frombuffer(body[at : at + size], each["type"]).reshape(each["shape"])
+        at += size
+    assert at == len(body)
+    return scene, arrays

@@ -1,0 +1,22 @@
+"""Which sample the pages show: it stays chosen from page to page, and the address says it."""
+
+import streamlit as st
+
+from app.widgets.address import check_one_of
+from cache.store import Capture
+
+KEY = "sample"
+"""Of the widget and in the address."""
+_KEPT = "chosen sample"
+
+
+def choose_sample(capture: Capture) -> int:
+    """The widget; the sample from 0."""
+    most = len(capture)
+    check_one_of(KEY, [str(number) for number in range(1, most + 1)], 1)
+    kept = st.session_state.get(_KEPT, 1)
+    if KEY not in st.session_state and KEY not in st.query_params and kept <= most:
+        st.session_state[KEY] = kept
+    chosen = st.number_input(f"Sample, 1 to {most}", 1, most, key=KEY, bind="query-params")
+    st.session_state[_KEPT] = chosen  # a widget's own state ends with its page
+    return int(chosen) - 1
