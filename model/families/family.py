@@ -61,6 +61,8 @@ class Family:
     router_kind: Router = "none"
     num_experts: str = "num_experts"
     """The config's word for it."""
+    halting: str = ""
+    """The gate that gives each token the chance with which it stops after a visit; the chances add up."""
     norm: Norm = "RMS"
     gated_mlp: bool = True
     causal: bool = True

@@ -89,6 +89,10 @@ class FamilyNetwork(LoopedModel):
     def layer_modules(self) -> list[nn.Module]:
         return self.family.find_layers(self.model)
 
+    @property
+    def halting(self) -> nn.Module | None:
+        return self.model.get_submodule(self.family.halting) if self.family.halting else None
+
     def forward(self, inputs: Tensor, **options: Unpack[PassOptions]) -> Tensor:
         """Logits (B, T, W) of tokens (B, T); options as in `model.network.LoopedMoE.forward`.
 

@@ -29,5 +29,6 @@ OPEN_MYTHOS = Family(
     attn_out="attn",
     mlp_out="ffn",
     second_norm="ffn_norm",
+    halting="model.recurrent.act",
     takes_masks=False,
 )

@@ -116,6 +116,11 @@ class LoopedModel(HookedRootModule):
         """The modules whose calls, one after the other, are the steps of a pass."""
         return list(self.get_submodule("layers").children())
 
+    @property
+    def halting(self) -> nn.Module | None:
+        """The gate whose output, once a visit, is the chance (B, T) with which a token stops there, if it has one."""
+        return None
+
     # Running
 
     def __call__(self, inputs: Tensor, **options: Unpack[PassOptions]) -> Tensor:

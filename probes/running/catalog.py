@@ -26,6 +26,7 @@ RUNNING: tuple[str, ...] = (
     "logit_lens",
     "logit_attribution",
     "orbit",
+    "early_exit",
     "weight_gradients",
     "patching",
     "choice_tasks",
