@@ -39,6 +39,7 @@ LINES = {
     "probes.logit_lens": TRACES,
     "probes.logit_attribution": TRACES,
     "probes.orbit": TRACES,
+    "probes.early_exit": TRACES,
     "probes.weight_gradients": TRACES,
     "probes.patching": "--ckpt ../tiny --samples 2 --shots 1",
     "probes.dyck_icl": "--ckpt ../tiny --samples 2 --shots 0 1",
