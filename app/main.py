@@ -57,7 +57,10 @@ def main() -> None:
         # No icon: a page's icon is also its browser symbol, which would come from a font server.
         return st.Page(partial(show, folder), title=title, url_path=name, default=name == "")
 
-    probes = {name: page(partial(probe_page, name), name, catalog.load(name).TITLE) for name in catalog.NAMES}
+    probes = {
+        name: page(partial(probe_page, name), name, catalog.load(name).TITLE)
+        for name in (*catalog.NAMES, *catalog.APART)
+    }
     runs = page(partial(runs_page, probes), "", "Runs")
     # The first page's own address is the root; a link may also say its name.
     named_runs = st.Page(partial(_go_to, runs), title="Runs", url_path="runs", visibility="hidden")

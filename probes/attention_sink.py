@@ -35,7 +35,7 @@ from probes.running.probe import Result, answer
 from probes.statistics.arrays import Floats, Mask, is_token, like, query_heads, ratio, recorded_steps, site
 from probes.statistics.attention import Keys, at_start, by_position, entropy, seen_total, share
 from probes.statistics.grid import HEADS, STEPS, At, Grid, Place
-from probes.statistics.quantities import Quantity, no_note
+from probes.statistics.quantities import Quantity, largest_heads, no_note
 from probes.statistics.sums import Reduced, Sums, Totals
 from smelt_interp.architecture import Architecture, Loop
 from smelt_interp.data.datasets import DataOptions
@@ -291,7 +291,7 @@ def quantities(totals: Totals[Grid, Options]) -> list[Quantity]:
         )
         for m, name in enumerate(QUANTITIES)
     ]
-    found.insert(1, _largest_heads(found[0], grid))
+    found.insert(1, largest_heads(found[0], grid))
     threshold = options.sink_threshold
     sink = Quantity(
         name=f"Sink_1^{threshold:g}",
@@ -311,20 +311,6 @@ def _null_check(null_LQ: NDArray[np.float64], place: Place) -> str:
     if largest <= ROW_SUM_TOLERANCE:
         return f"every row sums to 1 within {ROW_SUM_TOLERANCE:g}"
     return f"FAILS: a row's parts miss 1 by {largest:.3g}, more than {ROW_SUM_TOLERANCE:g}"
-
-
-def _largest_heads(start: Quantity, grid: Grid) -> Quantity:
-    """The head with the largest start mass of each visit. The largest of many is above their mean by choice alone."""
-    places = []
-    for place in grid.places(("headline",)):
-        at_LQ = np.nan_to_num(start.value_RLH[0, place.positions])
-        position, head = divmod(int(at_LQ.argmax()), at_LQ.shape[1])
-        places.append(Place("headline", {**place.where, "head": "largest"}, [place.positions[position]], [head]))
-    return replace(start, places=places, change=False, picked=True, note=partial(_name_head, grid))
-
-
-def _name_head(grid: Grid, place: Place) -> str:
-    return f"layer {grid.layer(place.positions[0]) + 1}, head {grid.heads[place.heads[0]] + 1}"
 
 
 def _strongest_keys(totals: Totals[Grid, Options], uniform: float, undefined: str) -> list[Quantity]:

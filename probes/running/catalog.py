@@ -21,6 +21,8 @@ NAMES = (
     "length_gain",
 )
 """Probes that answer from a capture as from a running network."""
+APART: tuple[str, ...] = ("induction",)
+"""The same, of samples that no other probe is measured on: `python -m probes` leaves them out."""
 RUNNING: tuple[str, ...] = (
     "ablation",
     "logit_lens",
@@ -37,7 +39,7 @@ RUNNING: tuple[str, ...] = (
 
 def load(name: str) -> Probe:
     """The probe of that name. Raises UserError with the nearest valid names."""
-    known = (*NAMES, *RUNNING)
+    known = (*NAMES, *APART, *RUNNING)
     if name not in known:
         raise UserError(f"a probe must be one of {', '.join(known)}; got {name!r}{nearest(name, known)}")
     return cast(Probe, import_module(f"probes.{name}"))

@@ -5,14 +5,14 @@ means, intervals, nulls and paired changes are the same for every probe and are 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from probes.statistics.bootstrap import Estimate, binomial_interval, interval
-from probes.statistics.grid import RANK, Cell, Place, Where
+from probes.statistics.grid import RANK, Cell, Grid, Place, Where
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -115,6 +115,20 @@ class Quantity:
             where = {**first.where, "visit": "2 - 1"}
             found.append(record("headline", self.name, None, where={**where, **self.where}, note=NEEDS_TWO_VISITS))
         return found
+
+
+def largest_heads(quantity: Quantity, grid: Grid) -> Quantity:
+    """The head with the largest value on each visit. The largest of many is above their mean by choice alone."""
+    places = []
+    for place in grid.places(("headline",)):
+        at_LH = np.nan_to_num(quantity.value_RLH[0, place.positions])
+        position, head = divmod(int(at_LH.argmax()), at_LH.shape[1])
+        places.append(Place("headline", {**place.where, "head": "largest"}, [place.positions[position]], [head]))
+
+    def name(place: Place) -> str:
+        return f"layer {grid.layer(place.positions[0]) + 1}, head {grid.heads[place.heads[0]] + 1}"
+
+    return replace(quantity, places=places, change=False, picked=True, note=name)
 
 
 def _mean(x: NDArray[np.float64], place: Place) -> NDArray[np.float64]:

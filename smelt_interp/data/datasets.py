@@ -8,13 +8,14 @@ from pydantic import Field
 
 from smelt_interp.data.backcopy import backcopy_samples
 from smelt_interp.data.dyck import DyckOptions, dyck_samples
+from smelt_interp.data.repeats import repeated_samples
 from smelt_interp.data.samples import Samples, concatenate
 from smelt_interp.data.text import Cut, Domain, corpus, corpus_samples, own_corpus
 from smelt_interp.data.tokenizer import Tokenizer, padding_id
 from smelt_interp.errors import UserError
 from smelt_interp.validation import Seed, different, validated
 
-DataName = Literal["dyck", "code", "prose", "math", "backcopy"]
+DataName = Literal["dyck", "code", "prose", "math", "backcopy", "repeats"]
 
 
 @validated
@@ -22,7 +23,8 @@ class DataOptions(DyckOptions):
     """Which samples."""
 
     data: tuple[str, ...] = ("dyck",)
-    """One or more of dyck, backcopy, held-out code, prose or math, and paths of text files or folders in UTF-8."""
+    """One or more of dyck, backcopy, repeats (random tokens, twice), held-out code, prose or math, and paths of text
+    files or folders in UTF-8."""
     samples: Annotated[int, Field(ge=1, le=10**6)] = 64
     """Rows of each, of Dyck for each number of shots; each row depends on the seed and its number alone."""
     seed: Seed = 0
@@ -54,6 +56,8 @@ def _load(name: str, options: DataOptions, tokenizer: Tokenizer) -> Samples:
         return dyck_samples(options, num, length=length, seed=seed, tokenizer=tokenizer)
     if name == "backcopy":
         return backcopy_samples(num, length=length, seed=seed, tokenizer=tokenizer)
+    if name == "repeats":
+        return repeated_samples(num, length=length, seed=seed, tokenizer=tokenizer)
     domains: tuple[Domain, ...] = get_args(Domain)
     found = [corpus(domain, "held_out") for domain in domains if domain == name]
     if not found and not os.path.exists(name):

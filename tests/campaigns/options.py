@@ -33,6 +33,7 @@ LINES = {
     "probes.expert_load": TRACES,
     "probes.expert_tokens": TRACES,
     "probes.residual_updates": TRACES,
+    "probes.induction": TRACES,
     "probes.representation_similarity": TRACES,
     "probes.joined": f"{TRACES} --y attention_sink:self_mass --shuffles 20",
     "probes.ablation": TRACES,

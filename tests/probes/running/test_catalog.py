@@ -13,7 +13,7 @@ from smelt_interp.sites import SITES
 from tests.support.planted import BASELINE, LOOPED, NESTED
 
 
-@pytest.mark.parametrize("name", catalog.NAMES)
+@pytest.mark.parametrize("name", [*catalog.NAMES, *catalog.APART])
 def test_a_probe_has_all_that_a_probe_has(name: str) -> None:
     probe = catalog.load(name)
     assert "?" in probe.__doc__.split("\n\n")[0], "the docstring opens with the probe's question"

@@ -82,7 +82,7 @@ def test_options_outside_their_rules(changes: dict[str, object], match: str) -> 
         ),
         (
             DataOptions(data=("verse",)),
-            r"data must be one of dyck, code, prose, math, backcopy, or a file or folder; got 'verse'",
+            r"data must be one of dyck, code, prose, math, backcopy, repeats, or a file or folder; got 'verse'",
         ),
     ],
 )
