@@ -19,6 +19,7 @@ from pydantic import Field
 
 from probes import reproduction
 from probes.running import catalog, report
+from probes.running.claims import DOMAINS, LENGTH
 from probes.running.command import (
     COUNTING,
     INTERVAL,
@@ -209,7 +210,8 @@ def main() -> None:
         measured, reasons = measure_group(group, captures[group.name])
         found |= {(group.name, name): each for name, each in measured.items()}
         refused |= dict.fromkeys(reasons)
-    card = reproduction.rows(found)
+    # One screen holds the mechanism; what a pair gains is the whole card's: `probes.reproduction`.
+    card = reproduction.rows({key: (each,) for key, each in found.items() if key[1] not in (DOMAINS, LENGTH)})
     if options.json:
         results = [{"group": group, "probe": name, **as_json(each)} for (group, name), each in found.items()]
         document = {"schema": SCHEMA, "command": command, "results": results, "paper": card, "refused": list(refused)}

@@ -98,10 +98,10 @@ class Measured:
             once = not subject.architecture.loops
             rows, said = report.join_networks(rows, result.rows(), subject.name, once=once)
             notes += said
-            more += [] if subject.untrained else [{**row, "against": subject.name} for row in self._over(result)]
+            more += [] if subject.untrained else [{**row, "against": subject.name} for row in self.over(result)]
         return rows + more, notes
 
-    def _over(self, other: Result) -> list[Record]:
+    def over(self, other: Result) -> list[Record]:
         """What the first network has over another, where the probe says so."""
         own = self.results[0]
         if not is_paired(self.probe) or own.totals is None or other.totals is None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from tests.campaigns import tables
 from tests.campaigns.campaign import HOSTILE, Case, check_line, pick
+from tests.support.configs import TINY, TINY_BASELINE
 from tests.support.forked import Child
 from tests.support.networks import tiny_network
 
@@ -47,6 +48,7 @@ LINES = {
     "probes.domain_loss": TRACES,
     "probes.length_gain": TRACES,
     "probes.choice_tasks": "--ckpt ../tiny --samples 2 --shots 1 --data copy depth code --length 48",
+    "probes.reproduction": "--pair ../tiny ../tiny-once --samples 2 --episodes 2 --items 2 --length 48",
     "probes.over_training": "../tiny --samples 2 --data code --length 48",
     "probes.few_shot_gap": "--ckpt ../tiny --samples 2 --shots 0 1 --data recall --length 48",
     "cache.record": f"{TRACES} --out recorded",
@@ -71,7 +73,8 @@ PATHS = ("../pipe", "../endless", "../folder", "../loop", "../tiny/config.json")
 
 def campaign(folder: Path) -> Case:
     """A tiny checkpoint, its capture, two tables, and paths that are no plain files."""
-    tiny_network().save_pretrained(folder / "tiny", readme="# Tiny\n")
+    for name, config in (("tiny", TINY), ("tiny-once", TINY_BASELINE)):
+        tiny_network(config).save_pretrained(folder / name, readme="# Tiny\n")
     for name, rows in (("runs", tables.runs()), ("scores", tables.scores())):
         (folder / f"{name}.csv").write_bytes(tables.text(rows))
     os.mkfifo(folder / "pipe")
