@@ -7,10 +7,10 @@ for 1/r is that r visits would otherwise add up to a gradient r times that of ot
     gradient norm     norm of a step's share, mean over samples
     share             <share, whole gradient> / norm(whole gradient)^2; the visits of a layer add up to 1
     cosine            between the shares of two visits
-    looped by others  norm of a looped layer's whole gradient, by that of the layers that run once, means over samples
+    gradient ratio    norm of a looped layer's whole gradient, by that of the layers that run once, means over samples
 
 Nulls. `unlooped`: the norm of the layers that run once; the cosine between two of them that are neighbours.
-`equal`: 1/r. `orthogonal`: what `looped by others` were if the shares were at right angles.
+`equal`: 1/r. `orthogonal`: what the ratio were if the shares were at right angles.
 """
 
 import sys
@@ -49,7 +49,7 @@ TITLE = "Weight gradients"
 DATA = DataOptions(data=("dyck", "code"), samples=32)
 OVERVIEW = ()
 
-NORM, SHARE, COSINE, LOOPED = "gradient norm", "share", "cosine", "looped by others"
+NORM, SHARE, COSINE, RATIO = "gradient norm", "share", "cosine", "gradient ratio"
 ALL = "all"
 
 
@@ -249,7 +249,7 @@ def _of_part(totals: Totals[Layout, Options], scale: Scale, part: int) -> list[Q
     beside_R = whole_RN[:, outside].mean(-1) if outside else np.full(len(whole_RN), np.nan)
     found.append(
         Quantity(
-            name=LOOPED, value_RLH=ratio(whole_RN, beside_R[:, None])[..., None], n=n, where=where,
+            name=RATIO, value_RLH=ratio(whole_RN, beside_R[:, None])[..., None], n=n, where=where,
             nulls={"orthogonal": ratio(apart_RN[0], beside_R[0])[:, None]},
             places=[Place("split" if part else "headline",
                           {"layers": loop_name(loop, grid.architecture), "visit": ALL}, list(loop.layers), [])

@@ -105,9 +105,9 @@ def test_batches_do_not_matter_and_networks_without_a_loop_or_with_their_own_are
     assert same_numbers(measure(NETWORK, scales=("1",)).rows(), measure(NETWORK, 2, scales=("1",)).rows(), 1e-5)
     once = measure(tiny_network(BASELINE), scales=("1/r",)).rows()
     assert pick(once, quantity="cosine")["note"] == "needs two visits: this network visits each layer once"
-    assert pick(once, quantity="looped by others", weights="all")["value"] > 0
+    assert pick(once, quantity="gradient ratio", weights="all")["value"] > 0
     own = measure(DenseNested().eval()).rows()
     assert {row["scale"] for row in own} == {"kept"}
-    assert pick(own, quantity="looped by others", weights="qkv", layers="looped 1-2")["note"] == (
+    assert pick(own, quantity="gradient ratio", weights="qkv", layers="looped 1-2")["note"] == (
         "no layer runs outside the loop"
     )
