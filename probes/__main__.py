@@ -30,6 +30,7 @@ from probes.running.command import (
     describe,
     measure_set,
 )
+from probes.running.depth import AT_DEPTH
 from probes.running.probe import Probe, refusal
 from probes.running.source import Source, Subject, open_subjects, sample_sets
 from probes.running.stored import keep_result
@@ -164,7 +165,12 @@ def overview(measured: Mapping[tuple[str, str], Measured], title: str) -> Table:
             line = body.setdefault(_about(row), {})
             line.update({header: row.get(cell) for cell, header in headers.items()})
             line[f"{of_set} null"] = next(
-                (row[name] for name in row if name.startswith(NULL_PREFIX) and row[name] is not None), None
+                (
+                    row[name]
+                    for name in row
+                    if name.startswith(NULL_PREFIX) and not name.endswith(AT_DEPTH) and row[name] is not None
+                ),
+                None,
             )
     rows = [[about, *(report.cell_text(line.get(column)) for column in columns)] for about, line in body.items()]
     return Table(title, ["", *columns], rows)

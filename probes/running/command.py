@@ -18,6 +18,7 @@ import numpy as np
 import smelt_interp
 from cache.batch import Batch
 from probes.running import exports, report
+from probes.running.depth import at_depth
 from probes.running.probe import (
     NEEDS_A_NETWORK,
     Probe,
@@ -98,6 +99,9 @@ class Measured:
             once = not subject.architecture.loops
             rows, said = report.join_networks(rows, result.rows(), subject.name, once=once)
             notes += said
+            if once and not subject.untrained and self.subjects[0].architecture.loops:
+                rows, said = at_depth(rows, self.subjects[0].architecture, result.rows(), subject.name)
+                notes += said
             more += [] if subject.untrained else [{**row, "against": subject.name} for row in self.over(result)]
         return rows + more, notes
 
