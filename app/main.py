@@ -15,6 +15,7 @@ from app.views.budget import budget_page
 from app.views.experts import experts_page
 from app.views.matching import matching_page
 from app.views.probe import probe_page
+from app.views.reproduction import reproduction_page
 from app.views.runs import runs_page
 from app.views.samples import samples_page
 from app.views.scaling import scaling_page
@@ -69,15 +70,16 @@ def main() -> None:
         page(attention_page, "attention", "Attention, both visits"),
         page(experts_page, "experts", "Experts, both visits"),
     ]
+    paper = page(reproduction_page, "reproduction", "Reproduction")
     numbers = [
         st.Page(budget_page, title="Budget calculator", url_path="budget"),
         st.Page(matching_page, title="Matching", url_path="matching"),
         st.Page(scaling_page, title="Scaling", url_path="scaling"),
         st.Page(serving_page, title="Serving", url_path="serving"),
     ]
-    pages = {"": [runs, named_runs], "Look": look, "Measure": list(probes.values()), "Numbers": numbers}
+    pages = {"": [runs, named_runs], "Look": look, "Measure": [*probes.values(), paper], "Numbers": numbers}
     chosen = st.navigation(pages, expanded=True)  # otherwise links beyond the tenth are hidden
-    if chosen not in (*numbers, named_runs):
+    if chosen not in (*numbers, named_runs, paper):
         try:
             name_a_capture(chosen, folder)
             choose_capture(folder)

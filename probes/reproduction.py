@@ -16,6 +16,7 @@ layers where the second visit runs, counted in executed layers; of updates, what
 The choices that a figure depends on stand in its row.
 """
 
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,7 @@ from smelt_interp.architecture import Architecture
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.data.dyck import DyckOptions, most_shots
 from smelt_interp.errors import UserError, run_command
+from smelt_interp.input_files import read_input
 from smelt_interp.paper import printed
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.output_files import make_folder
@@ -60,10 +62,13 @@ from smelt_interp.validation import Seed, Threads, validated
 Results = Mapping[tuple[str, str], Sequence[Measured]]
 """What was measured, by the name of the samples and of the probe: of each pair."""
 AT_SHOTS = "dyck_exact_match_k32"
-SCHEMA = "smelt.reproduction"
+SCHEMA, CARD = "smelt.reproduction", "reproduction.json"
+MOST_BYTES = 10**7
 AS_FAR, NO_POWER = "untrained too", "chance too"
 CHOICES = {"queries": "{} queries", "content": "{}", "heads": "heads {}"}
 """How the value of an option that a figure depends on is written."""
+BESIDE = ("chance", "baseline", "equal_depth", "untrained")
+"""What stands beside ours, where there is room for all of it."""
 NOTES = (
     "matches: our 95% interval meets the printed figure, known to half of its last digit; of a range, every layer's",
     "2 of 4 in: so many looped layers; untrained too: it goes as far; chance too: the interval holds it (uniform, "
@@ -270,6 +275,32 @@ def table(card: Sequence[Record], name: str, beside: Sequence[str] = ("chance", 
 # The command
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What the command wrote."""
+
+    name: str
+    rows: list[Record]
+    intervals: str
+    command: str
+
+
+def read_card(folder: Path) -> Card:
+    """The card in a folder. Raises UserError where there is none, or something else."""
+    path = folder / CARD
+    try:
+        said = json.loads(read_input(path, "a card", MOST_BYTES))
+        rows_of_card, shown = said["rows"], [Path(smelt).name for smelt, _ in said["pairs"]]
+        columns = {"figure", "on", "nearest", "paper", "least", "most", "low", "high", "layers", *BESIDE, "verdict",
+                   "choices", "note"}  # fmt: skip
+        if said["schema"] != SCHEMA or not all(columns <= row.keys() for row in rows_of_card):
+            raise ValueError(f"it is no {SCHEMA}")
+        return Card(name=" and ".join(shown), rows=rows_of_card, intervals=str(said["intervals"]),
+                    command=str(said["command"]))  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} must be what probes.reproduction --out wrote; {error!s:.80}; write it again") from None
+
+
 @validated
 class Options:
     """Which pairs, and how much is measured."""
@@ -355,13 +386,13 @@ def main() -> None:
     document = {"schema": SCHEMA, "counting": COUNTING, "pairs": [list(map(str, pair)) for pair in options.pair],
                 "intervals": f"95%, over {kind}", "rows": card, "command": command}  # fmt: skip
     if options.out is not None:
-        report.write_text(options.out / "reproduction.json", report.json_text(document))
+        report.write_text(options.out / CARD, report.json_text(document))
         report.write_text(options.out / "reproduction.csv", as_table(card).to_csv(index=False))
     if options.json:
         sys.stdout.write(report.json_text(document))
         return
     name = " and ".join(smelt.resolve().name for smelt, _ in options.pair)
-    print_table(table(card, name, ("chance", "baseline", "equal_depth", "untrained")))
+    print_table(table(card, name, BESIDE))
     print(f"[..] is a 95% interval over {kind}")
 
 
