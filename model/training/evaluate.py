@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from model.network import LoopedMoE
-from smelt_interp.data.dyck import DyckOptions, dyck_samples
+from smelt_interp.data.dyck import DyckOptions, dyck_samples, most_shots
 from smelt_interp.data.dyck_scores import teacher_forced
 from smelt_interp.data.mixture import MixtureOptions, TrainingMixture
 from smelt_interp.data.samples import Samples
@@ -43,8 +43,9 @@ def evaluate(
     network: LoopedMoE, mixture: MixtureOptions, held_out: tuple[Samples, ...], *, episodes: int = 64
 ) -> Evaluation:
     """Losses on these batches, load and variance on the first, and exact match on `episodes` compact `episode` prompts
-    at each of SHOTS when the mixture has Dyck."""
-    shots = SHOTS if mixture.dyck_episode + mixture.dyck_standard else ()
+    at each of SHOTS that the mixture's rows hold when it has Dyck."""
+    most = most_shots(DyckOptions(max_total=mixture.max_total), mixture.context)
+    shots = [each for each in SHOTS if each <= most] if mixture.dyck_episode + mixture.dyck_standard else []
     load, variance = _by_step(network, held_out[0])
     return Evaluation(
         loss_nats=held_out_loss(network, held_out),

@@ -32,15 +32,9 @@ Weight = Annotated[float, Field(ge=0, le=1e6)]
 
 
 @validated
-class TrainOptions:
-    """One training run."""
+class Recipe:
+    """How a network is trained, whichever it is."""
 
-    out: Path
-    """Folder of the run. An interrupted run in it goes on."""
-    preset: str = ""
-    """Which network: demo-smelt, demo-baseline, 200M-smelt and so on; this or a config."""
-    config: str = ""
-    """A config file (JSON), in place of a preset."""
     tokenizer: str = "bytes"
     """bytes, or a folder with a tokenizer.json."""
     text: tuple[str, ...] = ()
@@ -68,8 +62,6 @@ class TrainOptions:
     """How these two become one number over the executed steps of the network."""
     accumulate: Annotated[int, Field(ge=1, le=10**6)] = 1
     """Parts in which the rows of a step are read, one after the other; losses and gradients are those of all rows."""
-    seed: Seed = 0
-    """Of the weights; the mixture has its own."""
     device: Annotated[str, Field(min_length=1, max_length=20)] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     """bfloat16: matrix products in it, where the device has it; weights, norms, routing and losses stay float32."""
@@ -81,31 +73,12 @@ class TrainOptions:
     keep_every: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Keep the states of every so many steps too, for branches; 0 keeps none."""
     evaluate_every: Steps = 200
-    branch_from: str = ""
-    """Folder of a run with the same options, but for steps and decay, from whose states decay branches start."""
-    horizons: Annotated[tuple[Steps, ...], Field(max_length=100)] = ()
-    """With it: total steps of each branch, which becomes a run in a folder of `out` with that number as its name."""
 
     def __post_init__(self) -> None:
-        if bool(self.preset) == bool(self.config):
-            got = f"both {self.preset} and {self.config}" if self.preset else "neither"
-            raise UserError(f"one of --preset and --config must be given; got {got}")
-        if self.preset and self.preset not in PRESETS:
-            names = ", ".join(PRESETS)
-            raise UserError(f"preset must be one of {names}; got {self.preset!r:.40}{nearest(self.preset, PRESETS)}")
         if self.text and self.rows % len(self.text):
             raise UserError(f"rows must be a multiple of the {len(self.text)} texts; got {self.rows}")
-        if self.horizons:
-            different("horizons", self.horizons)
-        if self.horizons and not self.branch_from:
-            raise UserError("horizons must come with --branch-from, the run whose states they start from; got none")
         if self.accumulate > self.rows_a_step:
             raise UserError(f"accumulate must be at most the {self.rows_a_step} rows of a step; got {self.accumulate}")
-
-    @property
-    def name(self) -> str:
-        """What the checkpoint is called: its preset, or its config's file."""
-        return self.preset or Path(self.config).stem
 
     @property
     def read(self) -> MixtureOptions:
@@ -127,6 +100,47 @@ class TrainOptions:
     def tokens_a_step(self) -> int:
         """Every row is full."""
         return self.rows_a_step * self.mixture.context
+
+    def run(self, config: Path, out: Path, seed: int) -> "TrainOptions":
+        """The run that trains a network so."""
+        how = {field.name: getattr(self, field.name) for field in fields(Recipe)}
+        return TrainOptions(config=str(config), out=out, seed=seed, **how)
+
+
+@validated
+class TrainOptions(Recipe):
+    """One training run."""
+
+    out: Path
+    """Folder of the run. An interrupted run in it goes on."""
+    preset: str = ""
+    """Which network: demo-smelt, demo-baseline, 200M-smelt and so on; this or a config."""
+    config: str = ""
+    """A config file (JSON), in place of a preset."""
+    seed: Seed = 0
+    """Of the weights; the mixture has its own."""
+    branch_from: str = ""
+    """Folder of a run with the same options, but for steps and decay, from whose states decay branches start."""
+    horizons: Annotated[tuple[Steps, ...], Field(max_length=100)] = ()
+    """With it: total steps of each branch, which becomes a run in a folder of `out` with that number as its name."""
+
+    def __post_init__(self) -> None:
+        Recipe.__post_init__(self)
+        if bool(self.preset) == bool(self.config):
+            got = f"both {self.preset} and {self.config}" if self.preset else "neither"
+            raise UserError(f"one of --preset and --config must be given; got {got}")
+        if self.preset and self.preset not in PRESETS:
+            names = ", ".join(PRESETS)
+            raise UserError(f"preset must be one of {names}; got {self.preset!r:.40}{nearest(self.preset, PRESETS)}")
+        if self.horizons:
+            different("horizons", self.horizons)
+        if self.horizons and not self.branch_from:
+            raise UserError("horizons must come with --branch-from, the run whose states they start from; got none")
+
+    @property
+    def name(self) -> str:
+        """What the checkpoint is called: its preset, or its config's file."""
+        return self.preset or Path(self.config).stem
 
     def network(self) -> tuple[ModelConfig, Tokenizer]:
         """Config and tokenizer. Raises `UserError` for files that are neither, and for rows or a vocabulary that do

@@ -71,6 +71,12 @@ def write_or_compare(options: TrainOptions, config: ModelConfig, mixture: Traini
         _compare(path, part, before.get(part), json.loads(json.dumps(values)))
 
 
+def check_same(options: TrainOptions) -> None:
+    """Compare the options of a run that is finished with those that are asked for. Raises as `write_or_compare`."""
+    path = options.out / RUN
+    _compare(path, "options", read_run(path).get("options"), json.loads(json.dumps(options.deciding())))
+
+
 def read_run(path: Path) -> dict[str, object]:
     """What a `run.json` says. Raises `UserError` when it is no JSON object."""
     try:

@@ -52,6 +52,14 @@ def states(run: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def newest_place(run: Path) -> Place:
+    """Where a run stands. Raises `UserError` when it has no whole state."""
+    found = [*states(run).values()]
+    if not found:
+        raise UserError(f"{run} must hold a state of its run; got none; choose another --out")
+    return _read_place(found[-1], "choose another --out")
+
+
 def save_state(run: Path, place: Place, tensors: dict[str, Tensor], keep_every: int) -> None:
     """Write a state, then remove those that are no longer kept. An `OSError` names the state."""
     folder = run / f"state-{place.step:09}"

@@ -120,10 +120,14 @@ def _is_finished(options: TrainOptions) -> bool:
     return (options.out / CHECKPOINT).exists()
 
 
+def _refuse_finished(options: TrainOptions) -> None:
+    if _is_finished(options):
+        raise UserError(f"a run must not be finished already; {options.out / CHECKPOINT} exists; choose another --out")
+
+
 def _train_one(options: TrainOptions) -> Path:
     checkpoint = options.out / CHECKPOINT
-    if _is_finished(options):
-        raise UserError(f"a run must not be finished already; {checkpoint} exists; choose another --out")
+    _refuse_finished(options)  # before the texts are read, and again once nobody else can finish it
     # What is read: the network's config, its tokenizer, the texts.
     torch.set_num_threads(options.threads)
     config, tokenizer = options.network()
@@ -133,6 +137,7 @@ def _train_one(options: TrainOptions) -> Path:
     held_out = held_out_batches(mixture)
     make_folder(options.out)
     with locked(options.out) if ranks.is_first_rank() else nullcontext():
+        _refuse_finished(options)
         # Where the run stands: at its newest state, at a state of the run that it branches from, or at the start.
         if ranks.is_first_rank():
             write_or_compare(options, config, mixture)

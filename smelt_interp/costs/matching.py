@@ -346,13 +346,17 @@ class MatchingOptions(MatchRequest):
 
     def network(self) -> tuple[ModelConfig, tuple[float, ...]]:
         """The Baseline and its attended lengths. Raises `UserError` when there is none of that name."""
-        if self.baseline.endswith(".json"):
-            config = ModelConfig.load(Path(self.baseline))
-            own = causal_mean(config.context)
-        else:
-            named = pair(self.baseline)
-            config, own = named.baseline, named.attended_tokens
+        config, own = baseline_network(self.baseline)
         return config, (own,) if self.attended_tokens == "own" else self.attended_tokens
+
+
+def baseline_network(name: str) -> tuple[ModelConfig, float]:
+    """The Baseline of a named pair, or a config file, and its own attended length. Raises `UserError` for neither."""
+    if name.endswith(".json"):
+        config = ModelConfig.load(Path(name))
+        return config, causal_mean(config.context)
+    named = pair(name)
+    return named.baseline, named.attended_tokens
 
 
 def search(options: MatchingOptions) -> Matching:

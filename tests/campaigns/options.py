@@ -55,6 +55,8 @@ LINES = {
     "cache.info": CAPTURE,
     "cache.verify": CAPTURE,
     "model.training.train": "--preset demo-smelt --out run --steps 1 --mixture.source excerpts",
+    "model.training.pair": "--baseline demo --out pair --steps 1 --mixture.source excerpts",
+    "model.training.sweep": "scale 1 --baseline demo --out sweep --steps 1 --mixture.source excerpts",
     "model.families.convert_gguf": "--gguf ../tiny/config.json --out converted",
     "smelt_interp.costs.budget": "--pair 200M",
     "smelt_interp.costs.matching": "--baseline demo --visits 2 --span 0.5",
@@ -62,6 +64,7 @@ LINES = {
     "smelt_interp.costs.serving": "--pair 200M --gpu h100",
     "smelt_interp.costs.residual_variance": "--pair demo",
     "smelt_interp.scaling": "fit ../runs.csv --draws 20",
+    "smelt_interp.scaling.repeat": "../repeats.csv --draws 20",
     "smelt_interp.scaling.calibration": "fit ../scores.csv --draws 20",
     "smelt_interp.paper": "",
 }
@@ -75,7 +78,7 @@ def campaign(folder: Path) -> Case:
     """A tiny checkpoint, its capture, two tables, and paths that are no plain files."""
     for name, config in (("tiny", TINY), ("tiny-once", TINY_BASELINE)):
         tiny_network(config).save_pretrained(folder / name, readme="# Tiny\n")
-    for name, rows in (("runs", tables.runs()), ("scores", tables.scores())):
+    for name, rows in (("runs", tables.runs()), ("scores", tables.scores()), ("repeats", tables.repeats())):
         (folder / f"{name}.csv").write_bytes(tables.text(rows))
     os.mkfifo(folder / "pipe")
     (folder / "endless").symlink_to("/dev/zero")
