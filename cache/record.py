@@ -5,6 +5,7 @@ its last row, and each is a function of its own rows alone, so a recording that 
 
     python -m cache.record --ckpt checkpoints/demo-smelt --sites attn.hook_pattern --visits 2 --heads 1 3 --out x
     python -m cache.record --ckpt checkpoints/demo-smelt --data dyck --samples 64 --out captures/dyck
+    torchrun --nproc-per-node 2 -m cache.record ...        each rank records shards of its own
 """
 
 import hashlib
@@ -117,14 +118,18 @@ def record(
     source: Mapping[str, object] | None = None,
     command: str = "",
     watch: Watch = _nobody,
+    shared: bool = False,
 ) -> Capture:
     """Record a capture in the folder `out`, going on with finished shards of the same request; filters as in
     `run_batches`.
 
     source: more facts for the request, as JSON values, e.g. the name of the checkpoint and the data options.
     watch: told what will be recorded and how many batches remain; what it returns is told how many of them are done.
+    shared: all ranks record (`model.ranks`), each a part of the missing shards, and the first finishes the capture.
     Raises UserError as `Recording` and `run_batches` do; a full disk raises OSError. Finished shards stay.
     """
+    from model import ranks
+
     chosen = _chosen_rows(samples, rows)
     check_batch_size(batch_size)
     kept = select(model.architecture, suffixes, layers=layers, visits=visits, heads=heads)
@@ -148,14 +153,21 @@ def record(
             done += 1
             tell(done)
 
+    rank, num_ranks, wait = (ranks.rank(), ranks.num_ranks(), ranks.wait) if shared else (0, 1, lambda: None)
     try:
         recording = Recording(out, contents, command)
-        missing = [] if recording.finished else recording.missing()
+        every = [] if recording.finished else recording.missing()
+        wait()  # until all have seen the same shards missing
+        missing = every[rank::num_ranks]
         num_batches = [-(-len(positions) // batch_size) for positions in missing]
         tell = watch(contents, sum(num_batches))
         for index, positions in enumerate(missing):
             recording.add(positions, batches(positions, sum(num_batches[:index]), tell))
-        return recording.finish()
+        wait()
+        if rank == 0:
+            recording.finish(every)
+        wait()
+        return Capture(out)
     finally:
         abandon(out)
 
@@ -334,12 +346,14 @@ class RecordOptions(OpeningOptions):
 
 
 def record_checkpoint(options: RecordOptions, command: str) -> Capture:
-    """Record what the options say, with its size printed first and its progress on the error stream.
+    """Record what the options say, with its size printed first and its progress on the error stream; of several ranks,
+    each records a part.
 
     Raises as `record` does; before a full disk or Ctrl-C ends it, the command to go on is printed.
     """
     import torch  # it and transformer-lens take seconds to import
 
+    from model import ranks
     from model.families.opening import open_network, untrained_network
 
     torch.set_num_threads(options.threads)
@@ -376,7 +390,8 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
             compression=options.compression,
             source=source,
             command=command,
-            watch=partial(_announce, options.out),
+            watch=partial(_announce, options.out) if ranks.is_first_rank() else _nobody,
+            shared=True,
         )
     except (OSError, KeyboardInterrupt):
         if is_unfinished(options.out):
@@ -400,7 +415,12 @@ def main() -> None:
     options = parse(
         RecordOptions, prog="python -m cache.record", description=__doc__ or "", config=(tyro.conf.FlagCreatePairsOff,)
     )
-    capture = record_checkpoint(options, shlex.join(["python", "-m", "cache.record", *sys.argv[1:]]))
+    from model import ranks  # torch is slow to import, and `--help` needs none
+
+    with ranks.joined():
+        capture = record_checkpoint(options, shlex.join(["python", "-m", "cache.record", *sys.argv[1:]]))
+        if not ranks.is_first_rank():
+            return
     num_bytes = sum(shard.num_bytes for shard in capture.manifest.shards)
     print(f"{capture.path}: {compact(num_bytes)}B, digest {capture.digest}")
 

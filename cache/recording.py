@@ -76,9 +76,10 @@ class Recording:
         write_once(self._path(positions), image)
         self._whole.add(positions.start)
 
-    def finish(self) -> Capture:
-        """Write the manifest of the shards, which other processes may have written. Raises UserError while some are
-        missing or are not whole."""
+    def finish(self, written: Iterable[range] = ()) -> Capture:
+        """Write the manifest of the shards, which other processes may have written: those in `written` whole, as this
+        one's are. Raises UserError while some are missing or are not whole."""
+        self._whole |= {positions.start for positions in written}
         if (self._out / MANIFEST).exists():
             return Capture(self._out)
         if missing := self.missing():

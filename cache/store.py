@@ -101,17 +101,19 @@ class Capture:
                 parts.append(self._site(file, suffix, (kept.steps.index(step), some, *chosen)))
         return np.concatenate(parts)
 
-    def batches(self, suffixes: Sequence[str], batch_size: int = 8) -> Iterator[Batch]:
-        """All samples in order, at most `batch_size` at a time, with every recorded step of the chosen sites.
+    def batches(self, suffixes: Sequence[str], batch_size: int = 8, rows: slice = slice(None)) -> Iterator[Batch]:
+        """All samples in order, or those at these positions, at most `batch_size` at a time, with every recorded step
+        of the chosen sites.
 
-        No batch holds samples of two shards. Raises UserError for a site that was not recorded.
+        No batch holds samples of two shards. Raises UserError for a site that was not recorded, and for rows that hold
+        no sample.
         """
         kept = {suffix: self._kept(suffix) for suffix in suffixes}
         check_batch_size(batch_size)
         return (
-            self._batch(kept, shard, slice(first, min(first + batch_size, shard.samples)))
-            for shard in self.manifest.shards
-            for first in range(0, shard.samples, batch_size)
+            self._batch(kept, shard, slice(first, min(first + batch_size, some.stop)))
+            for shard, some in self._shards(rows)
+            for first in range(some.start, some.stop, batch_size)
         )
 
     def sample(self, row: int) -> Batch:

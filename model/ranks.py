@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from datetime import timedelta
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from smelt_interp.errors import UserError
+
+Gathered = TypeVar("Gathered")
 
 MEETING = timedelta(minutes=2)
 """Within which all ranks must have started."""
@@ -30,11 +33,11 @@ _LOST = re.compile(r"gloo|nccl|store|socket|peer|connection|timed? ?out|process 
 @contextmanager
 def joined(device: str = "cpu") -> Iterator[None]:
     """The ranks of this command as one group, by gloo on CPUs and NCCL on GPUs, each rank on its own; nothing when this
-    process was started alone. Only the first rank prints.
+    process was started alone, or within such a group. Only the first rank prints.
 
     Raises `UserError` when they do not meet, and when another rank is lost.
     """
-    if os.environ.get("WORLD_SIZE", "1") == "1":
+    if os.environ.get("WORLD_SIZE", "1") == "1" or dist.is_initialized():
         yield
         return
     try:
@@ -100,6 +103,15 @@ def wait() -> None:
 def own_part(items: NDArray[np.int64]) -> NDArray[np.int64]:
     """The items of this rank, in order; the ranks' parts follow each other, and differ in size by one at most."""
     return np.array_split(items, num_ranks())[rank()]
+
+
+def gathered(x: Gathered) -> list[Gathered]:
+    """On the first rank what each rank has, in their order; nothing on the others. It is pickled on the way."""
+    if not dist.is_initialized():
+        return [x]
+    found = [x] * num_ranks() if is_first_rank() else None
+    dist.gather_object(x, found)
+    return found or []
 
 
 def total(x: Tensor) -> Tensor:

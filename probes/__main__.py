@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from probes import reproduction
-from probes.running import catalog, report
+from probes.running import catalog, ranks, report
 from probes.running.claims import DOMAINS, LENGTH
 from probes.running.command import (
     COUNTING,
@@ -140,7 +140,7 @@ def measure_group(group: Group, captures: Sequence[Path]) -> tuple[dict[str, Mea
     able = {name: asked for name, asked in group.probes.items() if not refused[name]}
     (data,) = sample_sets(subjects[0], group.data)
     measured = measure_set(able, data, subjects)
-    for name, (probe, options) in able.items():
+    for name, (probe, options) in able.items() if ranks.is_first_rank() else ():
         words = ["--capture", captures[0], "--against", *captures[1:]]
         asked = Run(source=source, data=probe.DATA, measure=options, output=Output())
         line = shlex.join(["python", "-m", f"probes.{name}", *map(str, words)])
@@ -211,11 +211,14 @@ def main() -> None:
     found: dict[tuple[str, str], Measured] = {}
     refused: dict[str, None] = {}
     captures: dict[str, list[Path]] = {}
-    for group in groups(options):
-        captures[group.name] = record_all(options, group, command)
-        measured, reasons = measure_group(group, captures[group.name])
-        found |= {(group.name, name): each for name, each in measured.items()}
-        refused |= dict.fromkeys(reasons)
+    with ranks.joined():
+        for group in groups(options):
+            captures[group.name] = record_all(options, group, command)
+            measured, reasons = measure_group(group, captures[group.name])
+            found |= {(group.name, name): each for name, each in measured.items()}
+            refused |= dict.fromkeys(reasons)
+        if not ranks.is_first_rank():
+            return
     # One screen holds the mechanism; what a pair gains is the whole card's: `probes.reproduction`.
     card = reproduction.rows({key: (each,) for key, each in found.items() if key[1] not in (DOMAINS, LENGTH)})
     if options.json:

@@ -17,18 +17,19 @@ import numpy as np
 
 import smelt_interp
 from cache.batch import Batch
-from probes.running import exports, report
+from probes.running import exports, ranks, report
 from probes.running.depth import at_depth
 from probes.running.probe import (
     NEEDS_A_NETWORK,
     Probe,
     Result,
+    accumulate,
+    answers,
     is_choosing,
     is_paired,
     is_reading,
     is_scoring,
     refusal,
-    run,
 )
 from probes.running.source import UNTRAINED, SampleSet, Source, Subject, open_subjects, sample_sets
 from probes.running.stored import keep_result
@@ -162,7 +163,12 @@ def _command(name: str, probe: Probe, argv: Sequence[str], measure: Measuring) -
     asked = parse(name, probe, argv)
     if asked.output.out is not None:
         make_folder(asked.output.out)  # before minutes are spent
-    measured = measure(name, probe, asked)
+    if measure is not measure_all:
+        ranks.require_one(f"probes.{name}")
+    with ranks.joined():
+        measured = measure(name, probe, asked)
+        if not ranks.is_first_rank():
+            return
     document = describe(asked, measured, shlex.join(["python", "-m", f"probes.{name}", *argv]))
     text = report.json_text(document)
     # Files first: whoever reads what is printed may close the pipe.
@@ -214,7 +220,10 @@ def measure_set(
     *,
     by_sample: bool = False,
 ) -> dict[str, Measured]:
-    """Every probe on one set of samples, one pass a network. Raises UserError when the first cannot be measured."""
+    """Every probe on one set of samples, one pass a network; of several ranks, the first has the results.
+
+    Raises UserError when the first network cannot be measured.
+    """
     results: dict[str, list[tuple[Subject, Result]]] = {name: [] for name in probes}
     left_out: dict[str, list[str]] = {name: [] for name in probes}
     for subject in subjects:
@@ -234,7 +243,10 @@ def measure_set(
         found = {}
         if able:
             batches = _watched(subject.batches(data, suffixes), f"{subject.name} on {data.name}", len(data.samples))
-            found = run(batches, able, network=subject.network, data=data, loops=loops, by_sample=by_sample)
+            sums = ranks.merged(
+                accumulate(batches, able, network=subject.network, data=data, loops=loops, by_sample=by_sample)
+            )
+            found = answers(sums, able) if ranks.is_first_rank() else {}
         for name, result in found.items():
             results[name].append((subject, result))
     return {
@@ -253,11 +265,13 @@ def measure_set(
 
 def _watched(batches: Iterable[Batch], what: str, total: int) -> Iterator[Batch]:
     """The batches, saying how many samples have been measured."""
+    total = len(ranks.own_rows(total))
     progress, done = Progress(what, total, "samples"), 0
     for batch in batches:
         yield batch
         done += len(batch.samples)
-        progress.show(done)
+        if ranks.is_first_rank():
+            progress.show(done)
 
 
 def remarks(document: Mapping[str, object]) -> list[str]:

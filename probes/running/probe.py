@@ -200,7 +200,7 @@ def accumulate(
     `network`: what the batches come from, for the probes that run it; `data`: all that will come, for those that read
     other samples too.
     `loops`: what the headline averages over, in place of `probes.statistics.grid.headline_loops`.
-    Raises UserError without samples, and for a probe that runs a network where there is none.
+    Raises UserError for a probe that runs a network where there is none.
     """
     opened: dict[str, Sums[object, object]] = {}
     for batch in batches:
@@ -210,8 +210,6 @@ def accumulate(
                 opened[name].loops = tuple(loops) or opened[name].loops
                 opened[name].keep_samples = by_sample
             opened[name].add(batch)
-    if not opened and probes:
-        raise UserError("samples to measure must be at least one; got 0")
     return opened
 
 
@@ -244,6 +242,13 @@ def run(
     Raises UserError without samples, and for layers, heads or sites that were not recorded.
     """
     sums = accumulate(batches, probes, network=network, data=data, loops=loops, by_sample=by_sample)
+    return answers(sums, probes)
+
+
+def answers(sums: Mapping[str, Sums[object, object]], probes: Asked) -> dict[str, Result]:
+    """What the sums of several probes say. Raises UserError without samples."""
+    if not sums and probes:
+        raise UserError("samples to measure must be at least one; got 0")
     return {name: probe.result(sums[name]) for name, (probe, _) in probes.items()}
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from cache.batch import Batch, take
+from probes.running.ranks import own_rows
 from probes.statistics.grid import Cell
 from smelt_interp.architecture import Architecture
 from smelt_interp.data.datasets import DataOptions, load_samples
@@ -165,7 +166,10 @@ def running_subject(name: str, network: "LoopedModel", described: dict[str, Cell
 
     def batches(data: SampleSet, suffixes: Sequence[str]) -> Iterator[Batch]:
         torch.set_num_threads(source.threads)
-        return run_batches(network, data.samples, suffixes, batch_size=source.batch_size)
+        rows = own_rows(len(data.samples)).tolist()
+        if not rows:
+            return iter(())
+        return run_batches(network, data.samples, suffixes, batch_size=source.batch_size, rows=rows)
 
     return Subject(
         name=name,
@@ -195,10 +199,15 @@ def _captured(path: Path, source: Source) -> Subject:
                 f"networks to compare must have seen the same samples ({len(data.samples)} of {data.name}); "
                 f"got {path} with {have}: record it with the same data options"
             )
-        for batch in capture.batches(suffixes, source.batch_size):
-            which = np.flatnonzero(batch.samples.domain_N == data.name.encode())
+        own = rows[data.name][own_rows(len(data.samples))]
+        if not len(own):
+            return
+        first = own[0]
+        for batch in capture.batches(suffixes, source.batch_size, slice(first, own[-1] + 1)):
+            which = np.flatnonzero(np.isin(np.arange(first, first + len(batch.samples)), own))
             if len(which):
                 yield batch if len(which) == len(batch.samples) else take(batch, which)
+            first += len(batch.samples)
 
     untrained = "untrained_seed" in capture.request
     weights = str(capture.request.get("weights", ""))

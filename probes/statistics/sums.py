@@ -72,6 +72,10 @@ class Between(Generic[Layout, Options]):
     """compare(before, after, layout, options): sums (...) over pairs of samples, added to `Totals.whole`."""
 
 
+FUNCTIONS = frozenset({"_lay_out", "_reduce", "_quantities", "_between"})
+"""Of a probe, by the names under which its sums hold them."""
+
+
 class Distinct:
     """How many different numbers were added, in memory that grows with the different ones alone."""
 
@@ -142,6 +146,10 @@ class Sums(Generic[Layout, Options]):
         self._by_sample: list[dict[str, NDArray[np.generic]]] = []
         self._samples, self._documents = Distinct(), Distinct()
         self.tokens = 0
+
+    def __getstate__(self) -> dict[str, object]:
+        """What was added, without the functions that add: enough to be merged into others' sums."""
+        return {name: value for name, value in vars(self).items() if name not in FUNCTIONS}
 
     def add(self, batch: Batch) -> None:
         """Reduce a batch and add it."""

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.tensor import DTensor
 
+from model import ranks
 from model.layer import Layer
 from model.network import LoopedMoE
 from model.training.sharding import shard
@@ -176,6 +177,7 @@ def test_two_ranks_of_shards_equal_one_network():
     """Logits, caches of every visit, and gradients; each rank reads its own rows."""
     tokens_BT = random_tokens(4, 12)
 
+    @ranks.joined()
     def check(rank: int) -> None:
         own_BT = tokens_BT.chunk(2)[rank]
         whole, sharded = tiny_network(), tiny_network()

@@ -4,7 +4,6 @@ import os
 import socket
 from collections.abc import Callable
 
-from model import ranks
 from smelt_interp.errors import run_command
 from tests.support.forked import Child
 
@@ -19,13 +18,9 @@ def under_ranks(size: int, work: Callable[[int], None]) -> list[tuple[int, str]]
         def start() -> None:
             os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(size)}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            run_command(lambda: joined(number))
+            run_command(lambda: work(number))
 
         return start
-
-    def joined(number: int) -> None:
-        with ranks.joined():
-            work(number)
 
     children = [Child(started(number)) for number in range(size)]
     return [child.wait() for child in children]

@@ -30,7 +30,7 @@ OPTIONS = TrainOptions(
     config="tiny.json", out=Path("run"), steps=6, warmup=2, decay=0.5, save_every=2, evaluate_every=6,
     balance=0.5, router_z=0.01, learning_rate=1e-3,
     mixture=MixtureOptions(
-        context=16, dyck_episode=0, dyck_standard=0, code=2, prose=0, math=0, backcopy=1, source="excerpts"
+        context=16, dyck_episode=0, dyck_standard=0, code=0, prose=0, math=0, backcopy=3, source="excerpts"
     ),
 )  # fmt: skip
 
@@ -55,6 +55,7 @@ def test_two_ranks_train_as_one_with_their_experts_divided_or_not() -> None:
     mixture = TrainingMixture(OPTIONS.read)
     rows = [mixture.batch(number) for number in range(20)]
 
+    @ranks.joined()
     def both(rank: int) -> None:
         found = [losses(rows, 1), losses(rows, 2)]
         Path(f"{rank}.json").write_text(json.dumps(found))
@@ -84,7 +85,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt):
         train(OPTIONS)
     until(4)
-    ended = under_ranks(2, lambda rank: print(train(replace(OPTIONS, expert_parallel=2))))
+    ended = under_ranks(2, ranks.joined()(lambda rank: print(train(replace(OPTIONS, expert_parallel=2)))))
     assert [code for code, _ in ended] == [130, 130]
     assert [*states(Path("run"))] == [2, 4]
     until(OPTIONS.steps)
@@ -113,6 +114,7 @@ def test_what_ranks_cannot_share_is_said(size, changed, message, monkeypatch):
 
 
 def test_a_rank_that_dies_ends_the_others_with_one_line():
+    @ranks.joined()
     def dying(rank: int) -> None:
         if rank:
             os.kill(os.getpid(), signal.SIGKILL)
