@@ -163,8 +163,6 @@ def _command(name: str, probe: Probe, argv: Sequence[str], measure: Measuring) -
     asked = parse(name, probe, argv)
     if asked.output.out is not None:
         make_folder(asked.output.out)  # before minutes are spent
-    if measure is not measure_all:
-        ranks.require_one(f"probes.{name}")
     with ranks.joined():
         measured = measure(name, probe, asked)
         if not ranks.is_first_rank():

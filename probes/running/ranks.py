@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probes.statistics.sums import Sums
-from smelt_interp.errors import UserError
 
 
 def joined() -> AbstractContextManager[None]:
@@ -21,14 +20,6 @@ def joined() -> AbstractContextManager[None]:
     from model import ranks
 
     return ranks.joined()
-
-
-def require_one(command: str) -> None:
-    """Raise `UserError` for a command that does not divide its samples."""
-    if _several():
-        raise UserError(
-            f"python -m {command} must run alone; got {os.environ['WORLD_SIZE']:.20} ranks: leave torchrun out"
-        )
 
 
 def is_first_rank() -> bool:
