@@ -4,22 +4,13 @@ streamlit run app/main.py [-- --captures DIR]
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import streamlit as st
 
-from app.views.attention import attention_page
-from app.views.budget import budget_page
-from app.views.experts import experts_page
-from app.views.matching import matching_page
-from app.views.probe import probe_page
-from app.views.reproduction import reproduction_page
-from app.views.runs import runs_page
-from app.views.samples import samples_page
-from app.views.scaling import scaling_page
-from app.views.serving import serving_page
 from app.widgets.address import show_mistakes
 from app.widgets.capture_folder import choose_capture, name_a_capture
 from app.widgets.history import keep_history
@@ -54,28 +45,26 @@ def main() -> None:
         st.error(str(error))
         return
 
-    def page(show: Callable[[Path], None], name: str, title: str) -> st.Page:
+    def page(view: str, name: str, title: str, *more: object) -> st.Page:
         # No icon: a page's icon is also its browser symbol, which would come from a font server.
-        return st.Page(partial(show, folder), title=title, url_path=name, default=name == "")
+        show = partial(_show, view, *more, folder)
+        return st.Page(show, title=title, url_path=name, default=name == "")
 
-    probes = {
-        name: page(partial(probe_page, name), name, catalog.load(name).TITLE)
-        for name in (*catalog.NAMES, *catalog.APART)
-    }
-    runs = page(partial(runs_page, probes), "", "Runs")
+    probes = {name: page("probe", name, catalog.load(name).TITLE, name) for name in (*catalog.NAMES, *catalog.APART)}
+    runs = page("runs", "", "Runs", probes)
     # The first page's own address is the root; a link may also say its name.
     named_runs = st.Page(partial(_go_to, runs), title="Runs", url_path="runs", visibility="hidden")
     look = [
-        page(samples_page, "samples", "Samples"),
-        page(attention_page, "attention", "Attention, both visits"),
-        page(experts_page, "experts", "Experts, both visits"),
+        page("samples", "samples", "Samples"),
+        page("attention", "attention", "Attention, both visits"),
+        page("experts", "experts", "Experts, both visits"),
     ]
-    paper = page(reproduction_page, "reproduction", "Reproduction")
+    paper = page("reproduction", "reproduction", "Reproduction")
     numbers = [
-        st.Page(budget_page, title="Budget calculator", url_path="budget"),
-        st.Page(matching_page, title="Matching", url_path="matching"),
-        st.Page(scaling_page, title="Scaling", url_path="scaling"),
-        st.Page(serving_page, title="Serving", url_path="serving"),
+        st.Page(partial(_show, "budget"), title="Budget calculator", url_path="budget"),
+        st.Page(partial(_show, "matching"), title="Matching", url_path="matching"),
+        st.Page(partial(_show, "scaling"), title="Scaling", url_path="scaling"),
+        st.Page(partial(_show, "serving"), title="Serving", url_path="serving"),
     ]
     pages = {"": [runs, named_runs], "Look": look, "Measure": [*probes.values(), paper], "Numbers": numbers}
     chosen = st.navigation(pages, expanded=True)  # otherwise links beyond the tenth are hidden
@@ -91,6 +80,11 @@ def main() -> None:
     chosen.run()
     with mistakes:
         show_mistakes()
+
+
+def _show(view: str, *arguments: object) -> None:
+    """A page by its name; what it imports is imported when it is first opened, so that the first page need not wait."""
+    getattr(import_module(f"app.views.{view}"), f"{view}_page")(*arguments)
 
 
 def _go_to(page: st.Page) -> None:
