@@ -15,7 +15,6 @@ and for a rule that picks an exit for each token, `right` and the mean number of
     oracle          the first exit that is right, the last where none is
     confidence x    the first whose confidence is at least x
     gate            the first visit by which the network's own halting gate has stopped it, where it has one
-                    (arXiv:2607.20519 holds the two against each other)
 
 Nulls. `shuffled`: the same answer held against another token of the sample, the exact mean over all shuffles.
 `independent`: right here and at the end as if one said nothing of the other. `random`: exits taken as often as the rule
@@ -125,6 +124,7 @@ def reduce(
     ends = [max(loop.steps(plan, visit)) for visit in range(loop.num_visits)]
     with torch.no_grad():
         for exits in options.exits:
+            # The logits of each exit, one after the other: of all, only answers and confidences are kept.
             gate_VBT = None
             if exits == "visit":
                 gate_VBT = gate_chances(network, batch)
@@ -136,6 +136,7 @@ def reduce(
             answers_XBT, sure_XBT = (
                 torch.stack(each) for each in ([x.indices for x in read], [x.values for x in read])
             )
+            # By exit, then by rule.
             found = measured(answers_XBT, tokens_BT.roll(-1, 1), counted_BT)
             right_XBT = answers_XBT == tokens_BT.roll(-1, 1)
             for rule, at_XBT in rules(right_XBT, sure_XBT, gate_VBT, options).items():

@@ -1,8 +1,8 @@
 """What does each visit contribute to the gradient of the weights that all visits share?
 
 The gradient of a shared weight is the sum of its visits' shares. It is taken of one sample's loss (mean over its
-tokens), over all weights of a layer and over each part of it, with the loop factor as 1/r and as 1: the paper's reason
-for 1/r is that r visits would otherwise add up to a gradient r times that of other layers.
+tokens), over all weights of a layer and over each part of it, with the loop factor as 1/r and as 1: a reason for 1/r is
+that r visits would otherwise add up to a gradient r times that of other layers.
 
     gradient norm     norm of a step's share, mean over samples
     share             <share, whole gradient> / norm(whole gradient)^2; the visits of a layer add up to 1
@@ -224,6 +224,7 @@ def _of_part(totals: Totals[Layout, Options], scale: Scale, part: int) -> list[Q
             return list(of.places(STEPS))
         return [place._replace(level="split") for place in of.places(("headline",))]
 
+    # Norms and shares of each step, cosines of visits beside those of neighbours that run once.
     norm_RS, once = mean("norm"), list(once_visited(plan))
     unlooped = float(norm_RS[0, once].mean()) if once else None
     counts = np.array([len(visits_of(plan, step.layer)) for step in plan])
