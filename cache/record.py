@@ -252,7 +252,7 @@ def _hooks(model: "LoopedModel") -> list[tuple[str, int]]:
     """Every hook that is set now, by the module it is on and its number, which torch gives once."""
     return [
         (name, number)
-        for name, module in model.named_modules()
+        for name, module in model.parts()
         for hooks in (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks)
         for number in hooks
     ]

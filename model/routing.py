@@ -40,7 +40,7 @@ def route(
     logits_NE = logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32))
     scores_NE = logits_NE.softmax(-1) if router == "softmax" else logits_NE.sigmoid()
     expert_indices_NK = _top_k_lowest_id(scores_NE.detach(), top_k)
-    weights_NK = gather_weights(scores_NE, expert_indices_NK, renormalise=renormalise)
+    weights_NK = _weights(scores_NE, expert_indices_NK, renormalise=renormalise)
     return Routing(expert_indices_NK, weights_NK, scores_NE, logits_NE)
 
 
@@ -59,6 +59,10 @@ def gather_weights(scores_NE: Tensor, expert_indices_NK: Tensor, *, renormalise:
                 f"expert indices must lie in 0..{num_experts - 1}; got {low if low < 0 else high}; "
                 "keep edited indices inside the layer's experts"
             )
+    return _weights(scores_NE, expert_indices_NK, renormalise=renormalise)
+
+
+def _weights(scores_NE: Tensor, expert_indices_NK: Tensor, *, renormalise: bool) -> Tensor:
     weights_NK = scores_NE.gather(-1, expert_indices_NK)
     return weights_NK / weights_NK.sum(-1, keepdim=True) if renormalise else weights_NK
 

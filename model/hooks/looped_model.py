@@ -156,17 +156,20 @@ class LoopedModel(HookedRootModule):
 
     def _compiled_modules(self) -> Iterator[str]:
         """Modules of this network that were compiled in place, wrapped, or given a compiled `forward`."""
-        left: list[tuple[str, nn.Module]] = [
-            ("", self)
-        ]  # by hand: at each hooked pass, a tenth of `named_modules`' time
-        while left:
-            name, module = left.pop()
+        for name, module in self.parts():
             forward = vars(module).get("forward")
             compiled = module._compiled_call_impl is not None or "_orig_mod" in module._modules
             if compiled or (forward is not None and hasattr(forward, "_torchdynamo_orig_callable")):
                 yield f"module {name}" if name else "itself"
+
+    def parts(self) -> Iterator[tuple[str, nn.Module]]:
+        """`named_modules` in half of its time, for what is asked at each pass: in no order, shared ones repeated."""
+        left: list[tuple[str, nn.Module]] = [("", self)]
+        while left:
+            name, module = left.pop()
+            yield name, module
             left += [
-                (f"{name}.{key}" if name else key, each) for key, each in module._modules.items() if each is not None
+                (f"{name}.{key}" if name else key, part) for key, part in module._modules.items() if part is not None
             ]
 
     def _points(self) -> dict[str, SitePoint]:

@@ -3,7 +3,6 @@ no reader sees one that is not whole."""
 
 import errno
 import fcntl
-import json
 import os
 import random
 import re
@@ -23,19 +22,23 @@ import numpy as np
 import pytest
 
 from cache.batch import Batch
-from cache.layout import Contents
 from cache.manifest import MANIFEST, REQUEST
-from cache.recording import Recording, abandon, write_capture
-from cache.selection import select
-from cache.store import Capture, is_unfinished
+from cache.recording import Recording
+from cache.store import Capture
 from cache.verify import verify
 from smelt_interp.errors import UserError, run_command
 from tests.support.forked import Child, killed_after
 from tests.support.planted import split_batch
-from tests.support.planted_captures import ARCHITECTURE, SITES, contents, planted_capture, random_batch, shard_paths
-
-NUM_SAMPLES, SHARD_SAMPLES = 26, 2
-NUM_SHARDS = NUM_SAMPLES // SHARD_SAMPLES
+from tests.support.planted_captures import contents, planted_capture, random_batch, shard_paths
+from tests.support.recordings import (
+    NUM_SAMPLES,
+    SHARD_SAMPLES,
+    add,
+    record,
+    recording_of,
+    scratch_files,
+    shard_bytes,
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,45 +51,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, batch: Batch) -> Pat
     out = tmp_path_factory.mktemp("uninterrupted") / "a"
     record(out, batch)
     return out
-
-
-def recording_of(out: Path, batch: Batch, **source: object) -> Recording:
-    planned = Contents(
-        architecture=ARCHITECTURE,
-        samples=batch.samples,
-        sample_ids=batch.sample_ids,
-        sites=select(ARCHITECTURE, SITES),
-        precision="float16",
-        compression="gzip",
-        shard_samples=SHARD_SAMPLES,
-        source=source,
-    )
-    return Recording(out, planned, "the command")
-
-
-def add(recording: Recording, batch: Batch, numbers: slice = slice(None), pause: float = 0.0) -> None:
-    """Record what is missing of the shards of these numbers, as `cache.record` does, from batches at hand."""
-    batches = list(split_batch(batch, SHARD_SAMPLES))
-    chosen = range(NUM_SHARDS)[numbers]
-    for positions in recording.missing():
-        if positions.start // SHARD_SAMPLES in chosen:
-            time.sleep(pause)
-            recording.add(positions, [batches[positions.start // SHARD_SAMPLES]])
-
-
-def record(out: Path, batch: Batch, pause: float = 0.0) -> None:
-    recording = recording_of(out, batch)
-    if not recording.finished:
-        add(recording, batch, pause=pause)
-    recording.finish()
-
-
-def shard_bytes(out: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in shard_paths(out)}
-
-
-def scratch_files(out: Path) -> list[str]:
-    return [name for name in os.listdir(out) if name.startswith(".")]
 
 
 def test_killed_at_random_moments_and_gone_on_with(tmp_path: Path, batch: Batch, uninterrupted: Path) -> None:
@@ -313,19 +277,6 @@ def test_a_damaged_finished_capture_is_told(tmp_path: Path, batch: Batch) -> Non
         recording_of(out, batch)
 
 
-def test_shards_of_another_request_are_refused(tmp_path: Path, batch: Batch) -> None:
-    out = tmp_path / "a"
-    add(recording_of(out, batch, seed=0, threads=1), batch, slice(1))
-    before = shard_bytes(out)
-    match = r"shards to go on with must be of the same request; .*/a differs in seed: remove it or choose another"
-    with pytest.raises(UserError, match=match):
-        recording_of(out, batch, seed=1, threads=1)
-    (out / REQUEST).unlink()
-    with pytest.raises(UserError, match=r"must hold the shards of one recording; got no request.json in it"):
-        recording_of(out, batch, seed=0, threads=1)
-    assert shard_bytes(out) == before
-
-
 def test_a_folder_without_any_shard_is_of_no_request(tmp_path: Path, batch: Batch, uninterrupted: Path) -> None:
     out = tmp_path / "a"
     other = recording_of(out, batch, seed=1)
@@ -336,101 +287,6 @@ def test_a_folder_without_any_shard_is_of_no_request(tmp_path: Path, batch: Batc
     add(ours, batch)
     ours.finish()
     assert contents(out) == contents(uninterrupted)
-
-
-def test_a_shard_of_another_request_among_ours(tmp_path: Path, batch: Batch) -> None:
-    out, other = tmp_path / "a", tmp_path / "b"
-    add(recording_of(out, batch), batch, slice(1))
-    add(recording_of(other, batch, seed=1), batch, slice(1, 2))
-    stranger = shard_paths(other)[0].rename(out / shard_paths(other)[0].name)
-    match = rf"shards to go on with must be of the same request; got {re.escape(str(stranger))}: remove it"
-    with pytest.raises(UserError, match=match):
-        recording_of(out, batch)
-    stranger = stranger.rename(out / "000026-000027.h5")
-    with pytest.raises(UserError, match=rf"a shard must be one of its request; got {re.escape(str(stranger))}: remove"):
-        recording_of(out, batch)
-
-
-@pytest.mark.parametrize("text", ["[]", "null", "3", "{", '{"digest":"x","request":3}', "[" * 100_000, "{}"])
-def test_a_request_that_is_none(tmp_path: Path, batch: Batch, text: str) -> None:
-    out = tmp_path / "a"
-    add(recording_of(out, batch), batch, slice(1))
-    (out / REQUEST).write_text(text)
-    with pytest.raises(UserError, match=r"request must hold .*request.json|request.json must hold the request of"):
-        recording_of(out, batch)
-    with pytest.raises(UserError, match=r"with 1 finished shards: run the command that records it again$"):
-        Capture(out)
-
-
-@pytest.mark.parametrize("command", [3, "two\nlines", None, "\x1b[2J"])
-def test_a_command_in_a_request_that_is_no_line(tmp_path: Path, batch: Batch, command: object) -> None:
-    recording_of(tmp_path / "a", batch)
-    (tmp_path / "a" / REQUEST).write_text(json.dumps({"command": command}))
-    with pytest.raises(UserError, match=r"0 finished shards: run the command that records it again$"):
-        Capture(tmp_path / "a")
-
-
-def test_folders_that_are_no_place_for_a_capture(tmp_path: Path, batch: Batch) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "notes.txt").write_text("")
-    (tmp_path / "old.h5").write_bytes(b"\x89HDF")
-    for name, match in (
-        ("file/a", r"the output folder must be writable; got .*file/a: Not a directory"),
-        ("old.h5", r"the output folder must be writable; got .*old.h5: File exists"),
-        ("full", r"a capture must have a folder of its own; got .*full, which holds notes.txt"),
-    ):
-        with pytest.raises(UserError, match=match):
-            record(tmp_path / name, batch)
-    with pytest.raises(UserError, match=r"the output folder must be writable; got /proc/none/a: No such file"):
-        record(Path("/proc/none/a"), batch)
-    assert sorted(os.listdir(tmp_path)) == ["file", "full", "old.h5"]
-
-
-def test_a_recording_without_any_shard_leaves_no_folder(tmp_path: Path, batch: Batch) -> None:
-    recording_of(tmp_path / "a", batch)
-    assert is_unfinished(tmp_path / "a")
-    abandon(tmp_path / "a")
-    assert not (tmp_path / "a").exists()
-    recording = recording_of(tmp_path / "a", batch)
-    add(recording, batch, slice(1))
-    abandon(tmp_path / "a")
-    assert is_unfinished(tmp_path / "a")
-
-
-def test_batches_that_do_not_belong(tmp_path: Path, batch: Batch) -> None:
-    recording = recording_of(tmp_path / "a", batch)
-    first, second = list(split_batch(batch, SHARD_SAMPLES))[:2]
-    some = {key: values for key, values in first.sites.items() if key != (3, "attn.hook_k")}
-    infinite = {**first.sites, (1, "hook_resid_post"): first.sites[1, "hook_resid_post"] * np.float32(np.inf)}
-    for wrong, match in (
-        (replace(first, sample_ids=np.array([2, 0])), r"a batch must hold the next samples of its shard; got \[2, 0\]"),
-        (second, r"a batch must hold the next samples of its shard; got \[2, 3\]"),
-        (replace(first, sites=some), r"a batch must hold every site of its capture; missing attn.hook_k of step 3"),
-        (
-            replace(first, heads={**first.heads, "attn.hook_k": (0,)}),
-            r"attn.hook_k must have shape \(2, 12, 2, 6\) for heads \[0, 1\]; got",
-        ),
-        (replace(first, sites=infinite), r"values of hook_resid_post must be finite; got -?inf"),
-        (replace(first, logprob_BT=first.logprob_BT * np.nan), r"values of logprob must be finite; got nan"),
-    ):
-        with pytest.raises(UserError, match=match):
-            recording.add(range(SHARD_SAMPLES), [wrong])
-    with pytest.raises(UserError, match="a shard must have all its 2 samples; got 0"):
-        recording.add(range(SHARD_SAMPLES), [])
-    assert shard_bytes(tmp_path / "a") == {}
-
-
-def test_batches_of_different_types(tmp_path: Path, batch: Batch) -> None:
-    first, *rest = split_batch(batch, SHARD_SAMPLES)
-    bfloat16 = replace(first, bfloat16=frozenset({"hook_resid_post"}))
-    with pytest.raises(UserError, match=r"hook_resid_post must have the type uint16; got float16"):
-        write_capture(tmp_path / "a", [bfloat16, *rest])
-
-
-def test_batches_of_nothing_are_no_capture(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="batches to write must be at least one; got 0"):
-        write_capture(tmp_path / "a", [])
 
 
 MEMORY_SCRIPT = """
