@@ -50,7 +50,10 @@ def test_rules_take_the_first_exit_that_they_allow() -> None:
 
 
 def test_exits_are_the_network_with_fewer_visits_and_the_readout_of_each_step() -> None:
-    rows = measure(NETWORK).rows()
+    result = measure(NETWORK)
+    rows = result.rows()
+    by_visit, by_step = result.figures["rules"].data
+    assert by_visit.text == by_step.text == ("oracle", "confidence 0.5", "confidence 0.8", "confidence 0.95")
     (batch,) = run_batches(NETWORK, SAMPLES, ("hook_resid_post",))
     (less,) = run_batches(NETWORK.with_visits(1), SAMPLES, ())
     counted_BT = torch.from_numpy(predicts(batch))

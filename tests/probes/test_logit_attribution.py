@@ -34,7 +34,10 @@ def values(rows: list[dict[str, object]], level: str, of: str) -> dict[tuple[obj
 
 @pytest.mark.parametrize("centre", [True, False])
 def test_steps_heads_and_experts_add_up_to_the_logit(centre: bool) -> None:
-    rows = measure(NETWORK, centre=centre).rows()
+    result = measure(NETWORK, centre=centre)
+    rows = result.rows()
+    drawn = [line.name for line in result.figures["steps"].data if line.mode == "lines+markers"]
+    assert drawn == ["contribution, attention", "contribution, experts"]
     (batch,) = run_batches(NETWORK, SAMPLES, ("hook_resid_post",))
     logits_BTW = NETWORK.readout(batch.sites[5, "hook_resid_post"]).detach()
     chosen = [logits_BTW[b, t, SAMPLES.ids_NT[b, t + 1]] - centre * logits_BTW[b, t].mean()

@@ -42,6 +42,9 @@ def test_a_spiral_has_the_contraction_and_the_angle_that_were_planted() -> None:
     )  # fmt: skip
     planted.add(batch)
     rows = probe.result(planted).rows()
+    path = probe.result(planted).figures["path"].data[0]
+    reached = np.hypot(np.diff(path.x), np.diff(path.y)) <= np.array([shrink**v + 1e-9 for v in range(4)])
+    assert reached.all(), "no step is longer on the plane than it is"
     for visit in (2, 3, 4):
         assert pick(rows, quantity="contraction", visit=visit)["value"] == pytest.approx(shrink)
         angle = pick(rows, quantity="angle", visit=visit)

@@ -67,7 +67,9 @@ def test_weights_are_back_after_the_block_and_after_a_mistake_in_it() -> None:
 
 
 def test_numbers_are_those_of_a_dumb_reference() -> None:
-    rows = measure(NETWORK).rows()
+    result = measure(NETWORK)
+    rows = result.rows()
+    assert [len(line.x) for line in result.figures["norms"].data if line.mode == "lines+markers"] == [6, 6]
     expected: dict[str, list[float]] = {"norm": [], "cosine": [], "share": []}
     doubled = NETWORK.with_visits(2, loop_scale=1.0)
     (batch,) = run_batches(doubled, SAMPLES, ())
