@@ -43,6 +43,8 @@ SIGNS: dict[type[ast.AST], str] = {
     ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.And: "and", ast.Or: "or",
     ast.BitAnd: "&", ast.BitOr: "|",
 }  # fmt: skip
+PYTEST = ("-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+"""Plugins that this process has imported already are not asserted about."""
 LEFT_ALONE = (ast.Raise, ast.JoinedStr, ast.AnnAssign, ast.arguments, ast.Assert)
 
 
@@ -155,7 +157,7 @@ def reach(tests: tuple[str, ...], folders: list[str], path: Path) -> None:
     """Run the tests once, and write down what they reach."""
     plugin = Reached(folders)
     plugin.coverage.start()
-    pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not browser", *tests], plugins=[plugin])
+    pytest.main([*PYTEST, "-m", "not browser", *tests], plugins=[plugin])
     plugin.coverage.stop()
     data, lines = plugin.coverage.get_data(), defaultdict(list)
     for file in data.measured_files():
@@ -181,7 +183,7 @@ def tried(fault: Fault, tests: list[str], seconds: float) -> str:
             # Compiled files of the module stand beside it without the fault.
             SourceFileLoader.path_stats = lambda self, path: (_ for _ in ()).throw(OSError)  # type: ignore[method-assign]  # likewise
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-                code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", *tests])
+                code = pytest.main([*PYTEST, "-x", *tests])
         finally:
             os._exit(int(code))
     status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])

@@ -1,4 +1,5 @@
-"""Every configuration of the Triton kernels compiles for GPUs that are not there, and fits them."""
+"""Every configuration of the Triton kernels compiles for a GPU that is not there, and fits it: for the H100 here, for the
+others by the command."""
 
 import pytest
 
@@ -6,8 +7,8 @@ from benchmarks.expert_compilation import SHARED_MEMORY_LIMIT, compile_for, conf
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("capability", sorted(SHARED_MEMORY_LIMIT))
-def test_every_configuration_compiles_without_spills_within_shared_memory(capability):
+def test_every_configuration_compiles_without_spills_within_shared_memory():
+    capability = 90
     table = [(item, compile_for(item, capability)) for item in configurations()]
     assert len(table) == 73
     spilling = [(item.name, item.dtype, item.tile) for item, needs in table if needs.spilled_bytes]

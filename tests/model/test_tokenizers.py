@@ -136,7 +136,7 @@ def test_rows_begin_with_bos_only_where_the_tokenizer_has_one():
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BEHIND_BOS], ids=["byte level", "bos"])
 def test_the_training_mixture_fills_rows_with_any_tokenizer(tokenizer):
-    options = MixtureOptions(context=50, source="excerpts")
+    options = MixtureOptions(context=50, source="excerpts", code=0, prose=4, math=0)
     batch = TrainingMixture(options, tokenizer).batch(0)
     assert batch.ids_NT.shape == (12, 50)
     assert (batch.length_N == 50).all()

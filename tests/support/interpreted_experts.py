@@ -30,7 +30,7 @@ def triton_layer(indices_NK, **options):
     return lambda x, w, m: experts(ExpertCall(x, indices_NK, w, m, backend="triton", **options))
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 2, 15, 16, 17, 63, 65])
+@pytest.mark.parametrize("tokens", [0, 1, 15, 16, 17, 65])
 def test_any_number_of_tokens(tokens):
     assert_close(*ours_and_truth(layer_inputs(tokens=tokens, num_experts=3), backend="triton"), BOUND)
 
@@ -62,7 +62,7 @@ def test_the_papers_widths(monkeypatch):
     assert_close(*ours_and_truth(inputs, backend="triton"), BOUND)
 
 
-@pytest.mark.parametrize("top_k", [1, 3, 5, 6, 8, 11])
+@pytest.mark.parametrize("top_k", [1, 5, 11])
 def test_any_number_of_choices(top_k):
     assert_close(*ours_and_truth(layer_inputs(tokens=3, num_experts=11, top_k=top_k), backend="triton"), BOUND)
 
@@ -138,7 +138,7 @@ def test_a_trace_is_the_same_pass_to_the_bit(gated):
         assert relative_error(getattr(ours, name), getattr(torch_trace, name)) <= BOUND
 
 
-@pytest.mark.parametrize("needed", list(itertools.product([True, False], repeat=4))[1:-1:2])
+@pytest.mark.parametrize("needed", list(itertools.product([True, False], repeat=4))[1:-1:5])
 def test_what_is_frozen_costs_the_rest_nothing(needed):
     x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=4)
     layer = triton_layer(indices_NK)
