@@ -362,12 +362,13 @@ def figures(totals: Totals[Grid, Options]) -> "dict[str, Figure]":
         drawn.add_trace(Scatter(x=steps, y=mass_L, name=part, mode="lines+markers", line=line), row=1, col=1)
         drawn.add_trace(
             Scatter(x=steps, y=[uniform] * len(steps), name=f"{part}, uniform attention", mode="lines",
-                    line={**line, "dash": "dot"}, visible="legendonly"),
+                    line={**line, "dash": "dot"}),
             row=1, col=1,
         )  # fmt: skip
     drawn.add_trace(
         Heatmap(
-            x=steps, y=[f"head {head + 1}" for head in grid.heads], z=mass_LQM[..., 0].T, zmin=0, zmax=1,
+            x=steps, y=[f"head {head + 1}" for head in grid.heads], z=mass_LQM[..., 0].T, zmin=0,
+            zmax=float(np.nanmax(mass_LQM[..., 0], initial=1e-6)),  # a scale to 1 would show a sink of .2 as none
             colorscale="Blues", colorbar={"title": "start mass", "len": 0.45, "y": 0.2},
         ),
         row=2, col=1,
