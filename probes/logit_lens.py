@@ -55,8 +55,7 @@ class Options:
     """How states are read."""
 
     lenses: tuple[Lens, ...] = ("stream", "coda")
-    """stream: final norm and unembedding. coda: the layers after the loop first; the network must be able to start in
-    the middle."""
+    """stream: final norm and unembedding. coda: the layers after the loop first, where a pass can start at one."""
 
     def __post_init__(self) -> None:
         different("lenses", self.lenses)
@@ -106,7 +105,7 @@ def reduce(network: "LoopedModel", batch: Batch, layout: Layout, options: Option
             read: Callable[[Tensor], Tensor] = network.readout
             shown = states
             if lens == "coda":
-                if layout.coda == len(layout.grid.steps):
+                if layout.coda == len(layout.grid.steps) or not network.restarts:
                     continue
                 asked["start_at"] = network.plan[layout.coda]
                 read, shown = partial(network, **asked), states[: layout.coda + 1]
@@ -147,7 +146,7 @@ def quantities(totals: Totals[Layout, Options]) -> list[Quantity]:
             sum_RLM = totals.sums.get(lens)
             if sum_RLM is None:
                 nothing = totals.sums["tokens"][:, None, None] * np.full((1, len(grid.steps), 1), np.nan)
-                why = "no layer runs after the loop"
+                why = "no layer runs after the loop, or no pass can start at one"
                 found.append(Quantity(name=name, value_RLH=nothing, n=n, where={"lens": lens}, undefined=why,
                                       places=[place for place in places if place.level == "headline"]))  # fmt: skip
                 continue

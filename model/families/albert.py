@@ -24,6 +24,7 @@ ALBERT = Family(
     plan=plan,
     final_norm="predictions.LayerNorm",
     attention="attention",
+    reads_out=False,
     rotary=False,
     projections={},
     attn_out="",

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import shutil
+import struct
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -88,8 +89,8 @@ def _write(gguf: Path, folder: Path) -> None:
         except UserError:
             raise
         except ImportError:
-            raise UserError("gguf must be installed to read a GGUF; got none; pip install gguf") from None
-        except (ValueError, KeyError, OSError, NotImplementedError) as error:
+            raise UserError("gguf must be installed to read a GGUF; got none; pip install -e .[pretrained]") from None
+        except (ValueError, KeyError, OSError, RuntimeError, struct.error) as error:
             raise UserError(f"a GGUF must be one that transformers reads; {one_line(str(error), 150)}") from None
         # A network that was read as quantised is not written: the same weights in a plain one are.
         plain = type(model)(type(config)(**_plain(config)))

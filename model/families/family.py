@@ -41,6 +41,8 @@ class Family:
     loopable: bool = False
     """Whether each layer runs once and hands one stream on, so that `--loop` can run a span of them again."""
     final_norm: str = "model.norm"
+    reads_out: bool = True
+    """Whether it and the unembedding alone make logits of the last stream."""
     attention: str = "self_attn"
     """The module that attends."""
     calls: Literal["interface", "fused", "softmax"] = "interface"

@@ -23,6 +23,7 @@ def plan(config: "PretrainedConfig") -> Plan:
 
 INKLING2_LOOP = Family(
     plan=plan,
+    reads_out=False,
     rotary=False,
     projections={},
     attn_out="",

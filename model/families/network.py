@@ -191,6 +191,13 @@ class FamilyNetwork(LoopedModel):
         norm: Weighted = self.model.get_submodule(self.family.final_norm)
         return norm
 
+    def readout(self, resid_BTD: Tensor) -> Tensor:
+        """Raises `UserError` for a network whose head is more than a norm and a map."""
+        if not self.family.reads_out:
+            raise UserError(f"a state to be read out must be of a network whose head is a norm and a map; got one of "
+                            f"{self.architecture.family}, whose head does more")  # fmt: skip
+        return super().readout(resid_BTD)
+
     @property
     def cfg(self) -> TransformerLensConfig:
         """transformer-lens's view of the network, made anew at each use: its layers are our steps."""
@@ -225,6 +232,9 @@ def architecture_of(
                         "whose code has its own order")  # fmt: skip
     if loop is not None:
         plan = loop.plan(num_layers)
+    if {step.layer for step in plan} != {*range(num_layers)}:
+        raise UserError(f"the plan of a config must run each of the network's {num_layers} layers; got one of "
+                        f"{len({step.layer for step in plan})} layers and {len(plan)} steps")  # fmt: skip
     heads = config.num_attention_heads
     return Architecture(
         family=config.model_type,

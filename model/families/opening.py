@@ -151,6 +151,7 @@ def _load(folder: Path, config: "PretrainedConfig", opening: Opening) -> "PreTra
                 config=config,
                 dtype=torch.float32,
                 use_safetensors=True,
+                ignore_mismatched_sizes=True,
                 output_loading_info=True,
                 trust_remote_code=opening.trust_remote_code,
                 local_files_only=True,
@@ -163,6 +164,10 @@ def _load(folder: Path, config: "PretrainedConfig", opening: Opening) -> "PreTra
     ):
         if wrong := sorted(found[names]):
             raise UserError(f"{folder} must {rule} {', '.join(wrong[:3])}")
+    if others := sorted(found["mismatched_keys"]):
+        name, held, wanted = others[0]
+        raise UserError(f"{folder} must hold weights of its config's shapes; got {name} of {tuple(held)} where "
+                        f"{tuple(wanted)} is due")  # fmt: skip
     return model
 
 

@@ -29,9 +29,10 @@ from probes.running.probe import (
     is_paired,
     is_reading,
     is_scoring,
+    needed_sites,
     refusal,
 )
-from probes.running.source import UNTRAINED, SampleSet, Source, Subject, open_subjects, sample_sets
+from probes.running.source import FIRST_TOKEN, START, UNTRAINED, SampleSet, Source, Subject, open_subjects, sample_sets
 from probes.running.stored import keep_result
 from probes.statistics.bootstrap import NUM_RESAMPLES
 from probes.statistics.grid import Cell, Level, headline_loops
@@ -228,7 +229,7 @@ def measure_set(
         able = {}
         for name, (probe, options) in probes.items():
             recorded = not is_reading(probe) and subject.network is None
-            needed = probe.needs(subject.architecture)
+            needed = needed_sites(probe, subject.architecture, options)
             reason = NEEDS_A_NETWORK if recorded else refusal(needed, subject.architecture)
             if reason and subject is subjects[0]:
                 raise UserError(f"{probe.TITLE} cannot be measured; {subject.name}: {reason}")
@@ -282,6 +283,8 @@ def remarks(document: Mapping[str, object]) -> list[str]:
         else:
             way_out = "add --against a capture recorded with `python -m cache.record --untrained ...`"
             lines.append(f"untrained network: not measured; {way_out}")
+    lines += [f"{network['name']}: its tokenizer has no BOS; {network[START]} is the start" for network in networks
+              if network.get(START) == FIRST_TOKEN]  # fmt: skip
     if all(network["num_visits"] != 1 for network in networks):
         lines.append("Baseline: not measured; add --against CHECKPOINT_OR_CAPTURE")
     return lines

@@ -38,7 +38,7 @@ Layers, visits and heads count from 0 in options and arrays, from 1 in commands,
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeGuard, cast
+from typing import TYPE_CHECKING, Protocol, TypeGuard, cast, runtime_checkable
 
 from cache.batch import Batch
 from probes.statistics.grid import Where
@@ -250,6 +250,19 @@ def answers(sums: Mapping[str, Sums[object, object]], probes: Asked) -> dict[str
     if not sums and probes:
         raise UserError("samples to measure must be at least one; got 0")
     return {name: probe.result(sums[name]) for name, (probe, _) in probes.items()}
+
+
+@runtime_checkable
+class NamesSites(Protocol):
+    """Options that say which sites are edited."""
+
+    sites: tuple[str, ...]
+
+
+def needed_sites(probe: Probe, architecture: Architecture, options: object) -> tuple[str, ...]:
+    """What a network must compute to be measured: the sites that are read, and those that the options name."""
+    named = options.sites if isinstance(options, NamesSites) else ()
+    return tuple(dict.fromkeys((*probe.needs(architecture), *named)))
 
 
 def refusal(needed: Sequence[str], architecture: Architecture) -> str:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from model.hooks.looped_model import LoopedModel
 
 UNTRAINED = "untrained"
+START, FIRST_TOKEN = "start", "the first token of each document"
+"""What a running network's rows begin with."""
 
 
 @validated
@@ -132,7 +134,8 @@ def sample_sets(measured: Subject, data: DataOptions) -> tuple[SampleSet, ...]:
 def _checkpoint(path: Path, source: Source) -> Subject:
     """A checkpoint folder, loaded now, run when its batches are read. Raises UserError as `from_pretrained` does."""
     if not (path.is_dir() or source.allow_download):  # said before torch is imported, which takes seconds
-        raise UserError(f"a checkpoint must be a folder; got {path}, which is none: a capture is opened by --capture")
+        raise UserError(f"a checkpoint must be a folder; got {path}, which is none: a capture is opened by "
+                        "--capture, a hub id with --allow-download")  # fmt: skip
     from model.families.opening import open_network
 
     name = path.resolve().name
@@ -171,10 +174,12 @@ def running_subject(name: str, network: "LoopedModel", described: dict[str, Cell
             return iter(())
         return run_batches(network, data.samples, suffixes, batch_size=source.batch_size, rows=rows)
 
+    bos = network.tokenizer.bos_id
+    start = FIRST_TOKEN if bos is None else f"token {bos}"
     return Subject(
         name=name,
         architecture=network.architecture,
-        described={**described, "weights": weights_digest(network)},
+        described={**described, START: start, "weights": weights_digest(network)},
         batches=batches,
         network=network,
         untrained=name == UNTRAINED,

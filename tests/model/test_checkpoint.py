@@ -339,7 +339,8 @@ def test_a_downloaded_snapshot_is_read_like_any_folder(saved, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     assert LoopedMoE.from_pretrained("owner/name", allow_download=True).config == TINY
-    patterns = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    weights = ["model*.safetensors", "*.safetensors.index.json", "*.py"]  # of other families: several files, and code
+    patterns = ["config.json", *weights, "tokenizer.json", "tokenizer_config.json"]
     assert asked == {"repo_id": "owner/name", "patterns": patterns}
 
 

@@ -126,10 +126,10 @@ def hooked(name: str, loop: LoopedSpan | None = None, **changed: object) -> Fami
     return FamilyNetwork(plain(name, **changed), FAMILIES[name], BYTES, loop).eval()
 
 
-def write_folder(name: str, folder: Path) -> Path:
+def write_folder(name: str, folder: Path, **changed: object) -> Path:
     """The network as a folder, with the tokenizer of bytes."""
     with quiet():
-        plain(name).save_pretrained(folder)
+        plain(name, **changed).save_pretrained(folder)
     if name in REMOTE:
         write_code(name, folder)
     (folder / "tokenizer.json").write_text(BYTES.to_json(), encoding="utf-8")

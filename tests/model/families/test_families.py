@@ -170,6 +170,12 @@ def test_a_pass_stops_at_any_step_and_starts_there_where_the_stream_is_all_that_
             ):
                 model(middle_BTD, start_at=tuple(visit))
     assert model.restarts == (name in LOOPABLE and name != "gpt_oss")
+    last_BTD = found[POST, len(model.plan) - 1]
+    if FAMILIES[name].reads_out:
+        assert torch.equal(model.readout(last_BTD), logits_BTW)
+    else:
+        with pytest.raises(UserError, match=rf"head is a norm and a map; got one of {name}, whose head does more"):
+            model.readout(last_BTD)
 
 
 @every_family
