@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from model.layer import Layer, MixtureOfExperts
 from model.network import LoopedMoE
-from model.ranks import num_ranks, total
+from model.ranks import is_first_rank, num_ranks, total
 from model.training.options import TrainOptions
 from smelt_interp.config import ModelConfig
 from smelt_interp.errors import UserError
@@ -103,9 +103,11 @@ def round_weights(network: nn.Module, dtype: torch.dtype) -> None:
 
 
 def whole_weights(network: nn.Module) -> dict[str, Tensor]:
-    """Every weight in one piece, on the CPU; all ranks must ask."""
+    """Every weight in one piece, on the CPU of the first rank; all ranks must ask."""
     weights = {}
     for name, weight in network.named_parameters():
-        whole = weight.detach()
-        weights[name] = (whole.full_tensor() if isinstance(whole, DTensor) else whole).cpu()
+        found = weight.detach()
+        whole = found.full_tensor() if isinstance(found, DTensor) else found
+        if is_first_rank():
+            weights[name] = whole.cpu()
     return weights
