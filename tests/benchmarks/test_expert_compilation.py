@@ -1,4 +1,4 @@
-"""Every configuration of the Triton kernels compiles for a GPU that is not there, and fits it: for the H100 here, for the
+"""Every configuration of the Triton kernels compiles for a GPU that is not there, and fits it: the H100 here, the
 others by the command."""
 
 import pytest
