@@ -12,11 +12,12 @@ Beside each score, what shortcuts without a stack reach on the same episodes (`s
 all but the constant are given the answer's length and the pairing); beside the loss, that of a uniform guess.
 Queries whose own prefix already shows a pair that the answer needs are counted apart: they need no demonstration. An
 interval of a share is the exact binomial one, since each episode answers a query once; that of the loss is the
-bootstrap's.
+bootstrap's. Beside another network (--against) stands what this one has over it, paired by query.
 """
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -222,6 +223,19 @@ def _score(totals: Totals[int, Options], name: str, k: int) -> Quantity:
         nulls={"uniform": float(np.log(totals.layout))} if score == LOSS else floor,
         share=score != LOSS,
     )
+
+
+def against(totals: Totals[int, Options], other: Totals[int, Options]) -> list[Quantity]:
+    """What the network has over another on all queries, paired by query: share by share, and how much lower its loss
+    is."""
+    found = []
+    for own, theirs in zip(quantities(totals), quantities(other), strict=True):
+        if own.places[0].where["queries"] == "all" and not own.undefined:
+            more_RLH = own.value_RLH - theirs.value_RLH
+            gain_RLH = -more_RLH if own.name == LOSS else more_RLH
+            nothing = {"no_difference": 0.0}
+            found.append(replace(own, name=f"{own.name}, gain", value_RLH=gain_RLH, nulls=nothing, share=False))
+    return found
 
 
 def figures(totals: Totals[int, Options]) -> "dict[str, Figure]":

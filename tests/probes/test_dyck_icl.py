@@ -108,6 +108,16 @@ def test_episodes_are_grouped_by_shots_rendering_and_pairing() -> None:
     }
 
 
+def test_what_a_network_has_over_another_is_paired_by_query() -> None:
+    """Both miss the first query; the other misses two more and loses .25 nats more on every token of every answer."""
+    own, other = (measure(dyck_icl, [answered(episodes(), wrong, loss)]).totals
+                  for wrong, loss in (({0: "first"}, 0.5), (dict.fromkeys((0, 1, 2), "first"), 0.75)))  # fmt: skip
+    rows = [row for quantity in dyck_icl.against(own, other) for row in quantity.rows()]
+    assert pick(rows, quantity=f"{EXACT}, gain")["value"] == pytest.approx(2 / 8)
+    loss = pick(rows, quantity=f"{LOSS}, gain")
+    assert (loss["value"], loss["low"], loss["high"]) == pytest.approx((0.25, 0.25, 0.25), abs=1e-6)
+
+
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_the_answer_does_not_depend_on_the_batches(size: int) -> None:
     samples = concatenate([episodes(6, 0), episodes(6, 2)], PAD)
