@@ -345,6 +345,7 @@ def _data(options: Options, name: str, architecture: Architecture) -> DataOption
         most = most_shots(DyckOptions(), architecture.context)
         shots = tuple(each for each in (*data.shots, 16, 32) if each <= most)
         return replace(data, shots=shots, length=architecture.context)
+    data = replace(data, length=min(data.length, architecture.context))
     return data if name == "tasks" else replace(data, data=(name,))
 
 
@@ -363,8 +364,12 @@ def measure_pair(options: Options, number: int) -> tuple[dict[tuple[str, str], M
         able = {each: asked for each, asked in probes.items() if each not in reasons}
         data = _data(options, name, architecture)
         probe, of_probe = probes[names[0]]
-        choose = probe.choose_samples(subjects[0], data, of_probe) if is_choosing(probe) else None
-        (samples, *_) = choose or sample_sets(subjects[0], data)
+        try:
+            choose = probe.choose_samples(subjects[0], data, of_probe) if is_choosing(probe) else None
+            (samples, *_) = choose or sample_sets(subjects[0], data)
+        except UserError as error:  # such as tasks that do not fit the context
+            reasons |= dict.fromkeys(names, str(error))
+            continue
         if able:
             found |= {(name, each): measured for each, measured in measure_set(able, samples, subjects).items()}
     return found, reasons

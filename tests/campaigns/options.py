@@ -48,7 +48,7 @@ LINES = {
     "probes.domain_loss": TRACES,
     "probes.length_gain": TRACES,
     "probes.choice_tasks": "--ckpt ../tiny --samples 2 --shots 1 --data copy depth code --length 48",
-    "probes.reproduction": "--pair ../tiny ../tiny-once --samples 2 --episodes 2 --items 2 --length 48",
+    "probes.reproduction": "--pair ../tiny ../tiny-once --samples 2 --episodes 2 --items 2",
     "probes.over_training": "../tiny --samples 2 --data code --length 48",
     "probes.few_shot_gap": "--ckpt ../tiny --samples 2 --shots 0 1 --data recall --length 48",
     "cache.record": f"{TRACES} --out recorded",

@@ -162,6 +162,16 @@ def test_the_command_measures_pairs_and_says_what_none_can_show(
         reproduction.main()
 
 
+def test_samples_that_do_not_fit_the_context_are_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, config in (("looped", LOOPED), ("once", BASELINE)):
+        LoopedMoE(config, seed=1).save_pretrained(tmp_path / name, readme="")
+    monkeypatch.setattr(reproduction, "SETS", {"tasks": (FEW_SHOT,)})
+    options = reproduction.Options(pair=((tmp_path / "looped", tmp_path / "once"),), items=2)
+    found, reasons = reproduction.measure_pair(options, 0)
+    assert found == {}
+    assert reasons[FEW_SHOT].startswith("rows of copy must have at most 64 tokens; got 91")
+
+
 def test_experts_are_compared_as_shares_of_all_that_a_token_chooses() -> None:
     rows = layers("experts shared", [1.1, 1.3], 0.4, visit="1 vs 2")
     found = pick(reproduction.rows({("code", OVERLAP): [measured((rows, replace(LOOPED, top_k=4), False))]}), on="code",
