@@ -76,6 +76,12 @@ class TrainingMixture:
         wanted: dict[Domain, int] = {"code": options.code, "prose": options.prose, "math": options.math}
         corpora = {domain: corpus(domain, options.split, options.source) for domain in wanted if wanted[domain]}
         own = {path: split_corpus(own_corpus(Path(path)), options.split) for path in options.text}
+        for path, texts in own.items():
+            if not texts.documents:
+                raise UserError(
+                    f"{path} must have documents to train on and others held out; got none of the {options.split} "
+                    "side: give a folder of more files, each a document"
+                )
         self.corpora = tuple(
             CorpusRecord(
                 domain=texts.domain, documents=len(texts.documents), bytes=texts.num_bytes(), digest=texts.digest()

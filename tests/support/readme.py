@@ -25,7 +25,7 @@ OTHERS = {
     "smelt_interp/paper/paper_numbers.json": "Every figure that the paper prints, once",
     "app/.streamlit/": "The dashboard's settings: a theme, no telemetry",
     "checkpoints/": "The demo pair: a small SMELT and its matched Baseline, trained on the same tokens",
-    "docs/": "Measurements kept: kernels, numbers, tests, visits",
+    "docs/": "Measurements kept: experiments, kernels, numbers, tests, visits",
     "tests/": "The same tree again, and `support/` for what tests share",
 }
 """What is no module."""

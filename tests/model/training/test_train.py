@@ -207,6 +207,9 @@ def test_texts_of_ones_own_are_packed_and_a_change_of_them_is_told():
     for number in range(30):
         Path("text", f"{number}.txt").write_text(f"Once upon a time there were {number} bears.")
     options = replace(OPTIONS, text=("text",), rows=4, steps=2, accumulate=2)
+    Path("one.txt").write_text("Once upon a time there was one bear.")
+    with pytest.raises(UserError, match=r"one\.txt must have documents to train on .*: give a folder of more files"):
+        train(replace(options, text=("one.txt",)))
     own = options.read
     assert (own.text_rows, own.code, own.backcopy) == (4, 0, 0)
     assert (TrainingMixture(own).batch(0).segment_start_NT > 0).any()
