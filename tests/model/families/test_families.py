@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -16,6 +17,7 @@ from model.kv_cache import KVCache
 from smelt_interp.costs.spans import LayerRange
 from smelt_interp.errors import UserError
 from smelt_interp.looped_span import LoopedSpan
+from smelt_interp.plan import Step
 from smelt_interp.sites import SITES, hook_name
 from tests.support.families import LOOPS, SETTINGS, SPAN, hooked, plain
 
@@ -251,18 +253,42 @@ def test_gradients_at_every_site_are_those_of_a_finite_difference(name: str) -> 
         assert slope == pytest.approx((moved(1e-2) - moved(-1e-2)) / 2e-2, rel=1e-2), suffix
 
 
-@pytest.mark.parametrize("name", ["gpt_oss", "inkling2_loop_text"])
+@every_family
 @torch.no_grad()
 def test_the_null_mass_is_what_a_learned_sink_took(name: str) -> None:
     _, found = network(name).run_with_cache(TOKENS_BT)
     for step in range(len(network(name).plan)):
         pattern, scores = found[PATTERN, step], found["attn.hook_attn_scores", step]
         keys, null = scores.logsumexp(-1), 1 - pattern.sum(-1)
+        if name not in ("gpt_oss", "inkling2_loop_text"):
+            torch.testing.assert_close(null, torch.zeros_like(null), atol=1e-6, rtol=0)
+            continue
         sink = (null / (1 - null)).log() + keys  # the logit that takes this share
         assert ((null > 0) & (null < 1)).all()
         if name == "gpt_oss":
             learned_Q = network(name).model.model.layers[step].self_attn.sinks
             torch.testing.assert_close(sink, learned_Q[None, :, None].expand_as(sink), atol=1e-4, rtol=1e-4)
+
+
+@every_family
+@torch.no_grad()
+def test_a_plan_that_is_not_what_ran_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, shape = network(name), network(name).architecture
+    (layer, visit), num = shape.steps[-1], len(shape.steps)
+    for steps, message in (
+        (
+            shape.steps[:-1],
+            rf"{name} network must run its layers.*got layer {layer + 1} as step {num}, where",
+        ),
+        (
+            (*shape.steps, Step(layer, visit + 1)),
+            rf"{name} network must run the {num + 1} steps.*; got {num}: ",
+        ),
+    ):
+        planned = replace(shape, steps=steps, loop_factors=(1.0,) * len(steps))
+        monkeypatch.setattr(model, "architecture", planned)
+        with pytest.raises(UserError, match=message):
+            model(TOKENS_BT)
 
 
 @torch.no_grad()
