@@ -67,16 +67,30 @@ def _meet(device: str) -> None:
         rank, size, local = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
         if torch.device(device).type == "cuda":
             torch.cuda.set_device(local)
-        store, _, _ = next(rendezvous("env://", rank, size, timeout=MEETING))
-        store.set_timeout(LONGEST_WAIT)
         backend = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LONGEST_WAIT)
+        with _without_log():
+            store, _, _ = next(rendezvous("env://", rank, size, timeout=MEETING))
+            store.set_timeout(LONGEST_WAIT)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LONGEST_WAIT)
     except (RuntimeError, ValueError) as error:
         meeting_point = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise UserError(
             f"the {os.environ['WORLD_SIZE']:.20} ranks must meet at {meeting_point:.60}; {error!s:.80}: start them "
             "with torchrun"
         ) from None
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """Drop what torch's libraries write to the error stream, C++ frames and all; what failed is raised as well."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def is_first_rank() -> bool:

@@ -34,6 +34,8 @@ OPTIONS = TrainOptions(
     ),
 )  # fmt: skip
 
+TWO_LAYERS = replace(TINY, num_layers=2, loop_stop=2)
+
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -43,7 +45,7 @@ def _in_an_empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 def losses(rows: list[Samples], expert_parallel: int) -> list[list[float]]:
     """Every number of each step."""
-    network = LoopedMoE(TINY)
+    network = LoopedMoE(TWO_LAYERS)
     shard(network, "cpu", expert_parallel)
     run = Training(OPTIONS, network, Optimizers(network, OPTIONS))
     return [list(run.step(number, each).values()) for number, each in enumerate(rows)]
