@@ -60,6 +60,7 @@ def test_a_network_beside_it_that_lacks_a_site_is_left_out_and_the_rest_measured
     printed = command.text(ablation.main, *words)
     assert "dory: dory does not compute hook_attn_out" in printed.splitlines()
     assert "loss (nats), effect" in printed
+    assert "BOS" not in printed
 
 
 def test_a_coda_that_cannot_be_started_is_said_and_the_stream_is_read(command: Command, folders: Path) -> None:
@@ -72,9 +73,9 @@ def test_a_tokenizer_without_a_bos_says_which_token_is_the_start(
 ) -> None:
     folder = write_folder("llama", tmp_path / "plain")
     said = "plain: its tokenizer has no BOS; the first token of each document is the start"
-    assert said not in command.text(attention_sink.main, "--ckpt", folder, *FEW)
     (folder / "tokenizer.json").write_text(byte_level_bpe(259).to_str(), encoding="utf-8")
-    assert said in command.text(attention_sink.main, "--ckpt", folder, *FEW).splitlines()
+    printed = command.text(logit_lens.main, "--ckpt", folder, "--lenses", "stream", *FEW)
+    assert said in printed.splitlines()
 
 
 def test_a_plan_and_a_vocabulary_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
