@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 TITLE = "Routing load"
 DATA = DataOptions(data=("dyck", "code"))
-OVERVIEW = ({"quantity": "MaxVio"},)
+OVERVIEW = ()
 
 TOKEN_CLASSES: tuple[TokenClass, ...] = (
     "opening", "closing", "digits", "letters", "punctuation", "newline", "whitespace"

@@ -115,7 +115,7 @@ def _read_config(folder: Path, opening: Opening) -> "PretrainedConfig":
     named = _model_type(folder)
     if named not in FAMILIES:
         raise UserError(
-            f"model_type must be one of {', '.join(FAMILIES)}; got {shown(named)} in {folder}; "
+            f"model_type must be one of {', '.join(FAMILIES)}; got {shown(named)} in {folder.name}; "
             "docs/adding_a_family.md adds a row to model/families/table.py"
         )
     if named in REMOTE and not opening.trust_remote_code:

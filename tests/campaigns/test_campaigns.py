@@ -8,7 +8,7 @@ from tests.campaigns.campaigns import CAMPAIGNS, random_of
 from tests.campaigns.options import LINES
 from tests.support.readme import COMMANDS
 
-CASES = {"captures": 80, "checkpoints": 120, "tables": 25, "hooks": 60, "kills": 15, "options": 16}
+CASES = {"captures": 80, "checkpoints": 120, "tables": 25, "hooks": 60, "kills": 15, "options": 18}
 
 
 @pytest.mark.parametrize("name", CAMPAIGNS)

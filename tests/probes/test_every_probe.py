@@ -30,7 +30,7 @@ def test_every_probe_answers_on_every_network_in_one_screen_and_a_second_run_rec
                  "--captures", str(folder), "--samples", "2", "--episodes", "2")  # fmt: skip
     run(monkeypatch, *arguments)
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) <= 46
+    assert len(printed) <= 45
     names = ("looped", "once", "untrained", "null")
     assert printed[1].split() == [word for data in ("dyck", "code") for name in names for word in (data, name)]
     assert sum(line.startswith("start mass, visit") for line in printed) == 4, "in the overview and in the card"
