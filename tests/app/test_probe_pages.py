@@ -175,7 +175,7 @@ def test_every_other_network_of_the_same_samples_stands_beside_without_asking(fo
     assert test.dataframe[0].value["baseline"].iloc[0] == "0.6"
     drawn = json.loads(test.get("plotly_chart")[0].proto.spec)
     names = {trace["name"] for trace in drawn["data"]}
-    assert names == {"looped", "baseline", "null: uniform"}
+    assert names == {"looped", "baseline", "null: uniform", "null: baseline at depth"}
     assert all(trace.get("visible", True) is True for trace in drawn["data"])
     first = [trace for trace in drawn["data"] if trace.get("xaxis", "x") == "x"]
     assert {trace["name"] for trace in first} == names

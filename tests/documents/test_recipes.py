@@ -1,4 +1,5 @@
-"""Every block of docs/recipes.md runs after those above it, and its `answer` is what the document says."""
+"""Every block of docs/recipes.md runs after those above it, and its `answer` is what the document says, numbers to one
+unit of the second digit: other processors round otherwise."""
 
 import ast
 import linecache
@@ -6,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "recipes.md"
@@ -30,6 +32,16 @@ def answers(found: list[str], names: dict[str, object]) -> list[tuple[object, ob
     return told
 
 
+def assert_alike(given: object, said: object) -> None:
+    """The same lists of the same things."""
+    if isinstance(said, (list, tuple)):
+        assert isinstance(given, type(said)), given
+        for mine, theirs in zip(given, said, strict=True):
+            assert_alike(mine, theirs)
+    else:
+        assert given == (pytest.approx(said, abs=0.011) if isinstance(said, float) else said)
+
+
 def run_block(block: str, names: dict[str, object]) -> None:
     """A block as a file of its own: nnsight reads the source of what it traces."""
     file = Path("recipe.py").resolve()
@@ -48,7 +60,7 @@ def _plain(value: object) -> object:
 def test_the_blocks_on_the_demo_pair_say_what_they_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _run_there(tmp_path, monkeypatch)
     for said, given in answers(blocks(pretrained=False), {}):
-        assert given == said
+        assert_alike(given, said)
 
 
 @pytest.mark.pretrained
@@ -59,11 +71,12 @@ def test_the_blocks_on_smollm2_say_what_they_give(tmp_path: Path, monkeypatch: p
     every = blocks(pretrained=True)
     run_block(every[0], names)  # the imports
     for said, given in answers([block for block in every if block.startswith(MARK)], names):
-        assert given == said
+        assert_alike(given, said)
 
 
 def _run_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In an empty folder from which checkpoints and networks are seen."""
+    torch.set_num_threads(1)
     for name in ("checkpoints", "pretrained"):
         if (ROOT / name).is_dir():
             (folder / name).symlink_to(ROOT / name)
