@@ -14,7 +14,6 @@ from app.widgets.options import parse_option
 from app.widgets.sample import choose_sample
 from cache.store import Capture
 from probes import sample_values
-from probes.running import catalog
 from probes.running.exports import csv_text, file_name
 from probes.sample_values import SHOWN, Colouring, Shown
 from smelt_interp.errors import UserError
@@ -49,8 +48,7 @@ def _show(capture: Capture) -> None:
         check_one_of("measured", known, start)
         measured = st.selectbox(
             "Measured by", known, known.index(start), key="measured", bind="query-params",
-            format_func=lambda name: name if name == NONE else catalog.load(name).TITLE,
-            help="A probe whose numbers of each sample stand in the table.",
+            help="A probe, by its command's name, whose numbers of each sample stand in the table.",
         )  # fmt: skip
     frame = _frame(str(capture.path), capture.digest, "" if measured == NONE else measured)
     _table(capture, _filtered(frame))

@@ -34,6 +34,13 @@ def test_the_text_is_coloured_by_what_is_chosen(folder: Path) -> None:
     assert {scene["roleNames"][str(role)] for role in scene["roles"]} > {"demonstration answer", "query"}
 
 
+def test_the_address_takes_what_the_list_offers(folder: Path) -> None:
+    last = page("samples", folder, capture="looped", measured="none").selectbox(key="measured").options[-1]
+    test = page("samples", folder, capture="looped", measured=last)
+    assert test.selectbox(key="measured").value == last
+    assert not test.warning
+
+
 @pytest.mark.parametrize(("before", "shown"), [(3, 3), (4, 1)])
 def test_a_sample_chosen_on_one_page_is_that_of_the_next_if_it_has_it(folder: Path, before: int, shown: int) -> None:
     def script(path: str, before: int) -> None:
