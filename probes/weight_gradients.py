@@ -186,7 +186,8 @@ def measured(products_PSS: NDArray[np.float64], layout: Layout) -> dict[str, NDA
 
     def cosines(pairs: Sequence[object]) -> NDArray[np.float64]:
         at = np.array(pairs, np.int64).reshape(-1, 2).T
-        return np.nan_to_num(ratio(products_PSS[:, at[0], at[1]], norm_PS[:, at[0]] * norm_PS[:, at[1]])).T
+        product_PU, norms_PU = products_PSS[:, at[0], at[1]], norm_PS[:, at[0]] * norm_PS[:, at[1]]
+        return np.where(norms_PU > 0, ratio(product_PU, norms_PU), 0.0).T  # layers that are not alike have NaN
 
     return {
         "norm": norm_PS.T,
@@ -235,8 +236,9 @@ def _of_part(totals: Totals[Layout, Options], scale: Scale, part: int) -> list[Q
                  nulls={"equal": (1 / counts)[:, None]}, where=where),
     ]  # fmt: skip
     if layout.visits.steps:
-        beside_RU = mean("neighbours")
-        null = float(beside_RU[0].mean()) if beside_RU.shape[-1] else None
+        beside_U = mean("neighbours")[0]
+        alike_U = beside_U[np.isfinite(beside_U)]
+        null = float(alike_U.mean()) if len(alike_U) else None
         found.append(
             Quantity(name=COSINE, value_RLH=mean("cosine")[..., None], places=places(layout.visits), n=n,
                      nulls={"unlooped": null}, where=where)

@@ -1,6 +1,8 @@
 """Each visit's share of a shared weight's gradient: the shares add up to it, and a planted visit has all of it."""
 
 import copy
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from probes import weight_gradients as probe
 from probes.running.passes import pass_inputs
 from probes.running.probe import Result, run
 from probes.statistics.along_steps import predicts
+from probes.statistics.sums import Sums
 from smelt_interp.errors import UserError
 from tests.support.dense import DenseNested
 from tests.support.families import SPAN, hooked
@@ -113,3 +116,23 @@ def test_batches_do_not_matter_and_networks_without_a_loop_or_with_their_own_are
     assert pick(own, quantity="gradient ratio", weights="qkv", layers="looped 1-2")["note"] == (
         "no layer runs outside the loop"
     )
+
+
+def test_neighbours_that_are_not_alike_are_no_null() -> None:
+    config = replace(LOOPED, num_layers=5, loop_start=3, loop_stop=4)
+    network = tiny_network(config)
+    network.layers[2] = tiny_network(replace(config, expert_width=4)).layers[2]
+    expected = []
+    (batch,) = run_batches(network, SAMPLES, ())
+    for row in range(3):
+        steps = probe.step_gradients(network, take(batch, np.array([row])), predicts(batch)[row])
+        first, second = (torch.cat([g.flatten().double() for g in steps[s].values()]) for s in (0, 1))
+        expected.append(float(first @ second / first.norm() / second.norm()))
+    runs = {probe.Variant("kept", 2): network}
+    lay_out, reduce = partial(probe.lay_out, runs), partial(probe.reduce, runs)
+    sums = Sums(network.architecture, probe.Options(scales=("kept",)), lay_out, reduce, probe.quantities)
+    sums.add(batch)
+    rows = probe.result(sums).rows()
+    found = pick(rows, quantity="cosine", level="headline", weights="all")
+    assert found["null_unlooped"] == pytest.approx(np.mean(expected)), "the second and the third have other shapes"
+    assert pick(rows, quantity="cosine", weights="attn")["null_unlooped"] != found["null_unlooped"]
