@@ -9,6 +9,7 @@ from pandas import DataFrame
 
 from cache.store import Capture
 from probes.running.pictures import Map
+from probes.statistics import attention
 from smelt_interp.data.samples import Role, Samples
 from smelt_interp.errors import UserError
 from smelt_interp.plan import Step, label
@@ -37,10 +38,7 @@ def seen_keys(samples: Samples, *, causal: bool) -> NDArray[np.bool_]:
     Padding is left out: T is the sample's own length.
     """
     length = int(samples.length_N[0])
-    start_T, key_S = samples.segment_start_NT[0, :length], np.arange(length)
-    same_TS = start_T[:, None] == start_T
-    seen_TS: NDArray[np.bool_] = same_TS & (key_S <= key_S[:, None]) if causal else same_TS
-    return seen_TS
+    return attention.seen_keys(samples.rows(np.array([0])), causal=causal)[0, :length, :length]
 
 
 def moved_share(

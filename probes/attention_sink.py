@@ -33,7 +33,7 @@ from cache.batch import Batch
 from probes.running import command
 from probes.running.probe import Result, answer
 from probes.statistics.arrays import Floats, Mask, is_token, like, query_heads, ratio, recorded_steps, site
-from probes.statistics.attention import Keys, at_start, by_position, entropy, seen_total, share
+from probes.statistics.attention import Keys, at_start, by_position, entropy, seen_keys, seen_total, share
 from probes.statistics.grid import HEADS, STEPS, At, Grid, Place
 from probes.statistics.quantities import Quantity, largest_heads, no_note
 from probes.statistics.sums import Reduced, Sums, Totals
@@ -117,11 +117,7 @@ def keys(samples: Samples, options: Options, causal: bool) -> Keys:
     if options.queries == "predict_answer":
         averaged_BT[:, :-1] &= samples.role_NT[:, 1:] == Role.ANSWER
         averaged_BT[:, -1] = False
-    if causal:
-        seen_BTS = (position_T <= position_T[:, None]) & (position_T >= start_BT[:, :, None])
-    else:
-        seen_BTS = start_BT[:, :, None] == start_BT[:, None, :]
-    seen_BTS &= token_BT[:, :, None] & token_BT[:, None, :]
+    seen_BTS = seen_keys(samples, causal=causal)
     content_BS = is_content(samples, options) & token_BT
     averaged, token, seen, content, apart = (
         mask.astype(np.float64) for mask in (averaged_BT, token_BT, seen_BTS, content_BS, position_T != start_BT)

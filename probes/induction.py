@@ -8,8 +8,8 @@ For each query t whose token stood earlier in its segment, last at p(t), and not
     loss (nats)   of tokens that follow such a query and are those that followed it before (`copied`), and of all
                   others (`others`)
 
-Nulls. `uniform`: even attention, 1 / (t - s(t) + 1), s(t) the start of t's segment. `elsewhere`, for induction: the
-mean mass on the tokens that follow the earlier places of other queries. The default samples are runs of random tokens,
+Nulls. `uniform`: even attention over the keys that t sees. `elsewhere`, for induction: the mean mass on those of them
+that follow the earlier places of other queries. The default samples are runs of random tokens,
 twice, in which nothing but copying helps; any samples can be measured.
 """
 
@@ -24,6 +24,7 @@ from cache.batch import Batch
 from probes.running import command
 from probes.running.probe import Result, answer
 from probes.statistics.arrays import Floats, Mask, is_token, like, ratio, recorded_steps, site
+from probes.statistics.attention import seen_keys
 from probes.statistics.grid import HEADS, Grid, Place
 from probes.statistics.quantities import Quantity, largest_heads
 from probes.statistics.sums import Reduced, Sums, Totals
@@ -89,7 +90,7 @@ def earlier(samples: Samples) -> tuple[NDArray[np.int64], Mask]:
     return np.where(found_BT, last_BT, 0).astype(np.int64), found_BT
 
 
-def masses(pattern_BQTS: Floats, last_BT: NDArray[np.int64], found_BT: Mask) -> Floats:
+def masses(pattern_BQTS: Floats, last_BT: NDArray[np.int64], found_BT: Mask, seen_BTS: Mask) -> Floats:
     """Sums over the queries that are counted, of MASSES and of the null of the first. -> (B, Q, M)"""
     xp, length = array_namespace(pattern_BQTS), last_BT.shape[1]
     counted_B1T = like(found_BT, pattern_BQTS)[:, None]
@@ -104,7 +105,7 @@ def masses(pattern_BQTS: Floats, last_BT: NDArray[np.int64], found_BT: Mask) -> 
     row, query = np.nonzero(found_BT)
     follows_BS = np.zeros(last_BT.shape, np.bool_)
     follows_BS[row, last_BT[row, query] + 1] = True
-    others_BT = np.cumsum(follows_BS, 1) - 1
+    others_BT = (seen_BTS & follows_BS[:, None]).sum(-1) - 1
     induction_BQT = at(np.minimum(last_BT + 1, length - 1))
     following_BQT = (pattern_BQTS @ like(follows_BS, pattern_BQTS)[:, None, :, None])[..., 0]
     elsewhere_BQT = (following_BQT - induction_BQT) / like(np.maximum(others_BT, 1), pattern_BQTS)[:, None]
@@ -118,8 +119,10 @@ def reduce(batch: Batch, grid: Grid, options: Options) -> Reduced:
     """Masses of each step and head, and losses of tokens that can be copied and of others."""
     samples = batch.samples
     last_BT, found_BT = earlier(samples)
-    each = [masses(site(batch, step, PATTERN), last_BT, found_BT) for step in grid.steps if isinstance(step, int)]
-    seen_BT = np.arange(last_BT.shape[1]) - samples.segment_start_NT + 1
+    seen_BTS = seen_keys(samples, causal=batch.architecture.causal)
+    each = [
+        masses(site(batch, step, PATTERN), last_BT, found_BT, seen_BTS) for step in grid.steps if isinstance(step, int)
+    ]
     loss_BT, predicts_BT = token_losses(batch)
     next_BT = np.roll(samples.ids_NT, -1, 1)
     followed_BT = np.take_along_axis(samples.ids_NT, np.minimum(last_BT + 1, last_BT.shape[1] - 1), 1)
@@ -128,7 +131,7 @@ def reduce(batch: Batch, grid: Grid, options: Options) -> Reduced:
     sums: dict[str, Array] = {
         "mass": array_namespace(each[0]).stack(each, axis=1),
         "queries": found_BT.sum(1),
-        "uniform": (found_BT / seen_BT).sum(1),
+        "uniform": ratio(found_BT.astype(np.float64), seen_BTS.sum(-1)).sum(1, where=found_BT),
         "loss": (loss_BT[..., None] * kinds_BTK).sum(1),
         "tokens": kinds_BTK.sum(1),
     }

@@ -9,7 +9,8 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
-from probes.statistics.arrays import Floats, like
+from probes.statistics.arrays import Floats, Mask, is_token, like
+from smelt_interp.data.samples import Samples
 
 ENTROPY_ROWS = 32
 """Queries whose logarithms are taken together: few fit a processor's cache, and see no later keys."""
@@ -37,6 +38,19 @@ class Keys(NamedTuple):
         start_BT = array_namespace(x).asarray(self.start_BT, device=device(x))
         averaged_BT, token_BT, seen_BTS, content_BS, apart_BT = (like(mask, x) for mask in masks)
         return Keys(averaged_BT, token_BT, seen_BTS, content_BS, apart_BT, start_BT, self.packed, self.causal)
+
+
+def seen_keys(samples: Samples, *, causal: bool) -> Mask:
+    """Which keys each query can see: those of its own segment, later ones too unless causal; padding neither sees nor
+    is seen. -> (B, T, S)"""
+    start_BT, token_BT = samples.segment_start_NT, is_token(samples)
+    position_S = np.arange(start_BT.shape[1])
+    if causal:
+        seen_BTS = (position_S <= position_S[:, None]) & (position_S >= start_BT[:, :, None])
+    else:
+        seen_BTS = start_BT[:, :, None] == start_BT[:, None]
+    found: Mask = seen_BTS & token_BT[:, :, None] & token_BT[:, None]
+    return found
 
 
 def at_start(x_BQTS: Floats, found: Keys) -> Floats:

@@ -9,6 +9,7 @@ from cache.batch import Batch
 from probes import induction as probe
 from probes.induction import PATTERN
 from probes.running.probe import Result
+from probes.statistics.attention import seen_keys
 from smelt_interp.data.repeats import repeated_samples
 from smelt_interp.data.tokenizer import BYTES
 from tests.support.answers import measure
@@ -87,6 +88,21 @@ def test_the_last_earlier_place_of_the_same_document_counts_and_the_token_before
 def test_the_answer_does_not_depend_on_the_batches() -> None:
     batch = planted()
     assert same_numbers(measure(probe, [batch]).rows(), measure(probe, split_batch(batch, 3)).rows())
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_even_attention_gives_its_nulls_in_packed_rows_and_where_later_keys_are_seen(causal: bool) -> None:
+    ids_NT = np.tile(np.array([5, 6, 7, 8, 5, 6, 7], np.int32), (2, 2))
+    start_NT = np.repeat(np.array([[0, 7], [0, 7]], np.int32), 7, axis=1)
+    samples = replace(text_samples(2, 14), ids_NT=ids_NT, segment_start_NT=start_NT)
+    seen_BTS = seen_keys(samples, causal=causal)
+    pattern_BQTS = np.repeat((seen_BTS / seen_BTS.sum(-1, keepdims=True))[:, None], 4, axis=1)
+    architecture = replace(LOOPED.architecture(), causal=causal)
+    sites = dict.fromkeys(random_sites(LOOPED, samples, (PATTERN,)), pattern_BQTS)
+    rows = measure(probe, [planted_batch(architecture, samples, sites)]).rows()
+    found = pick(rows, quantity="induction", level="headline", visit=1, head="mean")
+    even = 1 / 7 if not causal else np.mean([1 / 5, 1 / 6, 1 / 7])
+    assert [found[name] for name in ("value", "null_uniform", "null_elsewhere")] == pytest.approx([even] * 3)
 
 
 def test_text_without_repeats_says_so() -> None:
