@@ -167,7 +167,8 @@ def products(states_BVTD: "Tensor", token_BT: "Tensor") -> "tuple[Tensor, Tensor
     import torch
 
     x_BVTD = states_BVTD.double()
-    x_BVTD = x_BVTD / x_BVTD[:, :1].norm(dim=-1, keepdim=True) * token_BT[:, None, :, None]
+    token_B1T1 = token_BT[:, None, :, None]  # padding may enter with nothing: 0 / 0
+    x_BVTD = torch.where(token_B1T1, x_BVTD / x_BVTD[:, :1].norm(dim=-1, keepdim=True), 0)
     x_BVTD = torch.cat((x_BVTD[:, :1], x_BVTD.diff(dim=1)), 1)
     total_BVD = x_BVTD.sum(2)
     count_B11 = token_BT.sum(1).clamp(min=1)[:, None, None]

@@ -33,6 +33,7 @@ def test_a_spiral_has_the_contraction_and_the_angle_that_were_planted() -> None:
     states_BVTD = path_VD[None, :, None] * scales_BT[:, None, :, None]
     batch = planted_batch(LOOPED, SAMPLES, {})
     counted_BT = predicts(batch)
+    states_BVTD[:, 0] *= torch.from_numpy(counted_BT)[..., None]  # padding enters with nothing
     gram_BVV, shuffled_BVV = probe.products(states_BVTD, torch.from_numpy(counted_BT))
     sums = {"kept, loop.gram": gram_BVV, "kept, loop.shuffled": shuffled_BVV, "tokens": counted_BT.sum(1)}
     layout = probe.Layout((probe.Track("kept", "loop", ()),), (), (), "")
