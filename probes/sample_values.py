@@ -11,8 +11,9 @@ from pandas import DataFrame, Series
 from cache.store import Capture
 from probes.running import catalog
 from probes.running.probe import is_reading, refusal, run
-from probes.statistics.arrays import is_token, ratio, to_numpy
+from probes.statistics.arrays import ratio, to_numpy
 from probes.statistics.experts import INDICES, WEIGHTS
+from probes.statistics.token_loss import token_losses
 from smelt_interp.data.dyck_scores import answer_loss, teacher_forced
 from smelt_interp.errors import UserError
 from smelt_interp.plan import label
@@ -41,9 +42,7 @@ def sample_frame(capture: Capture, measured: str = "") -> DataFrame:
     parts = []
     for batch in capture.batches(()):
         samples, episode_B = batch.samples, batch.samples.episode_N
-        loss_BT = -to_numpy(batch.logprob_BT)
-        seen_BT = is_token(samples)
-        predicted_BT = np.pad(seen_BT[:, 1:], ((0, 0), (0, 1)))  # the last token predicts nothing
+        loss_BT, predicts_BT = token_losses(batch)
         asks_B = episode_B["shots"] >= 0
         right_B, answer_B = np.full(len(samples), None, object), np.full(len(samples), np.nan)
         if asks_B.any():
@@ -54,7 +53,7 @@ def sample_frame(capture: Capture, measured: str = "") -> DataFrame:
         parts.append({
             "id": batch.sample_ids, "domain": np.char.decode(samples.domain_N), "tokens": samples.length_N,
             "shots": _known(episode_B["shots"], asks_B), "depth": _known(episode_B["depth"], asks_B),
-            "right": right_B, "loss (nats)": ratio((loss_BT * predicted_BT).sum(1), predicted_BT.sum(1)),
+            "right": right_B, "loss (nats)": ratio(loss_BT.sum(1), predicts_BT.sum(1)),
             "answer loss (nats)": answer_B,
         })  # fmt: skip
     frame = DataFrame({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})

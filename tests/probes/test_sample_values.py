@@ -13,7 +13,7 @@ from probes.sample_values import chosen_samples, coloured, colourings, sample_fr
 from smelt_interp.data.samples import Role
 from smelt_interp.errors import UserError
 from tests.support.app_captures import VISIT_MASS, episodes
-from tests.support.planted import BASELINE
+from tests.support.planted import BASELINE, planted_batch, text_samples
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,15 @@ def test_a_sample_has_what_was_planted(capture: Capture) -> None:
     for visit, mass in enumerate(VISIT_MASS, start=1):
         np.testing.assert_allclose(frame[f"start mass, looped 2-3, visit {visit}"], mass, rtol=1e-5)
     np.testing.assert_allclose(frame["start mass, looped 2-3, visit 2 - 1"], VISIT_MASS[1] - VISIT_MASS[0], rtol=1e-5)
+
+
+def test_a_document_does_not_predict_the_one_packed_after_it(tmp_path: Path) -> None:
+    samples = replace(text_samples(1, 8), segment_start_NT=np.array([[0, 0, 0, 0, 4, 4, 4, 4]], np.int32))
+    logprob_BT = np.full((1, 8), -1.0, np.float32)
+    logprob_BT[0, 3] = -100.0
+    batch = planted_batch(BASELINE, samples, {}, logprob_BT=logprob_BT)
+    capture = write_capture(tmp_path / "packed", [batch])
+    assert sample_frame(capture)["loss (nats)"].tolist() == [1.0]
 
 
 def test_the_list_of_failures_is_a_filter(capture: Capture) -> None:
