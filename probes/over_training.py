@@ -31,7 +31,7 @@ from smelt_interp.errors import UserError, run_command
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.output_files import make_folder
 from smelt_interp.terminal.tables import print_table
-from smelt_interp.validation import validated
+from smelt_interp.validation import different, validated
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -59,6 +59,9 @@ class Runs:
     """Steps to measure; none means all that every run has kept."""
 
     def __post_init__(self) -> None:
+        for name, runs in (("runs", self.runs), ("--against", self.against)):
+            if runs:
+                different(name, tuple(run.resolve() for run in runs))
         if self.against and len(self.against) != len(self.runs):
             got = f"{len(self.against)} and {len(self.runs)}"
             raise UserError(f"--against must name as many runs as are measured; got {got}")

@@ -42,6 +42,7 @@ from probes.running.claims import (
     paper_figures,
 )
 from probes.running.command import COUNTING, Measured, measure_set
+from probes.running.depth import layers_of
 from probes.running.probe import is_choosing, refusal
 from probes.running.seeds import over_seeds
 from probes.running.source import Source, Subject, open_subjects, sample_sets
@@ -57,7 +58,7 @@ from smelt_interp.paper import printed
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.output_files import make_folder
 from smelt_interp.terminal.tables import Table, print_table
-from smelt_interp.validation import Seed, Threads, validated
+from smelt_interp.validation import Seed, Threads, different, validated
 
 Results = Mapping[tuple[str, str], Sequence[Measured]]
 """What was measured, by the name of the samples and of the probe: of each pair."""
@@ -168,9 +169,9 @@ def _equal_depth(claim: Claim, found: Answers, mean: Record, once: Mapping[str, 
         return _scaled({"value": mean.get(f"{NULL_PREFIX}unlooped")}, 1.0)
     if not isinstance(visit, int) or visit == 1:
         return None
-    steps = {index + 1 for index, step in enumerate(found.architecture.steps) if step.visit == visit - 1}
+    steps = {index for index, step in enumerate(found.architecture.steps) if step.visit == visit - 1}
     layers = [row for row in found.baseline if row["level"] == "layer" and once.items() <= row.items()]
-    at_depth = [row["value"] for row in layers if _numbers(str(row.get("layers"))) <= steps]
+    at_depth = [row["value"] for row in layers if steps.issuperset(layers_of(row))]
     values = [value for value in at_depth if isinstance(value, float)]
     return sum(values) / len(values) if values else None
 
@@ -225,19 +226,9 @@ def _rows(rows: Sequence[Record], where: Mapping[str, Cell], level: str) -> list
     headline = [row for row in rows if row["level"] == "headline" and where.items() <= row.items()]
     if level == "headline":
         return headline
-    looped = _numbers(str(headline[0].get("layers"))) if headline else set()
+    looped = set(layers_of(headline[0])) if headline else set()
     return [row for row in rows if row["level"] == level and where.items() <= row.items()
-            and _numbers(str(row.get("layers"))) <= looped]  # fmt: skip
-
-
-def _numbers(layers: str) -> set[int]:
-    """The layers that a row names: `looped 3-5, 8` -> 3 4 5 8."""
-    found: set[int] = set()
-    for part in layers.replace(",", " ").split():
-        first, _, last = part.partition("-")
-        if first.isdigit():
-            found |= set(range(int(first), int(last or first) + 1))
-    return found
+            and looped.issuperset(layers_of(row))]  # fmt: skip
 
 
 def _scaled(row: Record, scale: float) -> float | None:
@@ -325,6 +316,8 @@ class Options:
         for smelt, baseline in self.pair:
             if smelt == baseline:
                 raise UserError(f"a pair must be two networks; got {smelt} twice")
+        if self.pair:
+            different("the looped networks of pairs", tuple(smelt.resolve() for smelt, _ in self.pair))
 
 
 SETS: dict[str, tuple[str, ...]] = {

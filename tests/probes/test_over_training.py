@@ -118,6 +118,7 @@ def test_rows_of_runs_become_one_by_students_law() -> None:
     [
         ((), r"runs must be one or more folders; got none"),
         (("{smelt-0}", "--against", "{base-0}", "{base-1}"), r"--against must name as many runs .*; got 2 and 1"),
+        (("{smelt-0}", "{smelt-0}"), r"runs must be one or more different values; got .*smelt-0 .*smelt-0"),
         (("{smelt-0}", "--at", "5"), r"every run must have kept step 5; all have 3, 6: train with --keep-every"),
         (("{smelt-0}", "{early}"), r"runs must have kept a step that all have; got smelt-0 3 6; early 4"),
         (("nowhere",), r"a run must be a folder with states of a training, or a checkpoint; got nowhere"),
