@@ -128,8 +128,6 @@ def record(
     shared: all ranks record (`model.ranks`), each a part of the missing shards, and the first finishes the capture.
     Raises UserError as `Recording` and `run_batches` do; a full disk raises OSError. Finished shards stay.
     """
-    from model import ranks
-
     chosen = _chosen_rows(samples, rows)
     check_batch_size(batch_size)
     kept = select(model.architecture, suffixes, layers=layers, visits=visits, heads=heads)
@@ -145,31 +143,36 @@ def record(
         shard_samples=batch_size * min(max(shard_bytes // batch_bytes, 1), MOST_BATCHES),
         source={**(source or {}), **_facts(model, batch_size, num_tokens)},
     )
-    run = _Pass(model, samples, kept, batch_size)
-
-    def batches(positions: range, done: int, tell: Callable[[int], None]) -> Iterator[Batch]:
-        for first in range(positions.start, positions.stop, batch_size):
-            yield run(chosen[first : min(first + batch_size, positions.stop)])
-            done += 1
-            tell(done)
-
-    rank, num_ranks, wait = (ranks.rank(), ranks.num_ranks(), ranks.wait) if shared else (0, 1, lambda: None)
     try:
-        recording = Recording(out, contents, command)
-        every = [] if recording.finished else recording.missing()
-        wait()  # until all have seen the same shards missing
-        missing = every[rank::num_ranks]
-        num_batches = [-(-len(positions) // batch_size) for positions in missing]
-        tell = watch(contents, sum(num_batches))
-        for index, positions in enumerate(missing):
-            recording.add(positions, batches(positions, sum(num_batches[:index]), tell))
-        wait()
-        if rank == 0:
-            recording.finish(every)
-        wait()
+        _fill(Recording(out, contents, command), contents, _Pass(model, samples, kept, batch_size), watch, shared)
         return Capture(out)
     finally:
         abandon(out)
+
+
+def _fill(recording: Recording, contents: Contents, run: "_Pass", watch: Watch, shared: bool) -> None:
+    """Record the missing shards, of several ranks each a part, and finish the capture."""
+    from model import ranks
+
+    rank, num_ranks, wait = (ranks.rank(), ranks.num_ranks(), ranks.wait) if shared else (0, 1, lambda: None)
+    every = [] if recording.finished else recording.missing()
+    wait()  # until all have seen the same shards missing
+    missing, size, done = every[rank::num_ranks], run.batch_size, 0
+    tell = watch(contents, sum(-(-len(positions) // size) for positions in missing))
+
+    def batches(positions: range) -> Iterator[Batch]:
+        nonlocal done
+        for first in range(positions.start, positions.stop, size):
+            yield run(contents.sample_ids[first : min(first + size, positions.stop)])
+            done += 1
+            tell(done)
+
+    for positions in missing:
+        recording.add(positions, batches(positions))
+    wait()
+    if rank == 0:
+        recording.finish(every)
+    wait()
 
 
 def _chosen_rows(samples: Samples, rows: Sequence[int]) -> NDArray[np.int64]:
@@ -182,7 +185,7 @@ class _Pass:
     """A network on samples of one length, in batches of one shape, under the hooks that it has now."""
 
     def __init__(self, model: "LoopedModel", samples: Samples, kept: Mapping[str, Kept], batch_size: int) -> None:
-        self._model, self._samples, self._kept, self._batch_size = model, samples, kept, batch_size
+        self._model, self._samples, self._kept, self.batch_size = model, samples, kept, batch_size
         self._architecture = model.architecture
         self._hooks = _hooks(model)
 
@@ -196,7 +199,7 @@ class _Pass:
                 "changed since: read them inside the block that sets the hooks"
             )
         samples, num_rows = self._samples.rows(sample_ids), len(sample_ids)
-        filled = samples.rows(np.minimum(np.arange(self._batch_size), num_rows - 1))
+        filled = samples.rows(np.minimum(np.arange(self.batch_size), num_rows - 1))
         device = self._model.device
         tokens_BT = torch.from_numpy(filled.ids_NT.astype(np.int64)).to(device)
         computed = {SITES[suffix].computed for suffix in self._kept}

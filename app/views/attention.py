@@ -12,7 +12,7 @@ from pandas import DataFrame
 from app.widgets.address import check_one_of
 from app.widgets.canvas import show_canvas, tokens_of
 from app.widgets.capture_folder import chosen_capture, other_capture_names
-from app.widgets.sample import choose_sample
+from app.widgets.sample import choose_number, choose_sample
 from cache.store import Capture
 from probes import attention_map
 from probes.attention_map import PATTERN, Drawable
@@ -84,9 +84,9 @@ def _choose(capture: Capture, recorded: Drawable, others: Sequence[str]) -> Choi
     with row[0]:
         sample = choose_sample(capture)
     with row[1]:
-        layer = _numbered("Layer", layers, layers.index(several[0]) if several else 0)
+        layer = choose_number("Layer", layers, layers.index(several[0]) if several else 0)
     with row[2]:
-        head = _numbered("Head", recorded.heads)
+        head = choose_number("Head", recorded.heads)
     most = capture.manifest.num_tokens
     with row[3]:
         check_one_of("query", [str(number) for number in range(1, most + 1)], "none")
@@ -107,13 +107,6 @@ def _choose(capture: Capture, recorded: Drawable, others: Sequence[str]) -> Choi
         pair = st.select_slider("Visits", shown, (shown[0], shown[-1]), key="visits", bind="query-params")
         visits = tuple(sorted({visit - 1 for visit in pair}))
     return Choice(sample, layer, head, visits, query, scale, second)
-
-
-def _numbered(label: str, numbers: Sequence[int], start: int = 0) -> int:
-    """A choice among numbers from 0, which the page and its address count from 1."""
-    shown = [number + 1 for number in numbers]
-    check_one_of(label.lower(), [str(number) for number in shown], shown[start])
-    return st.selectbox(label, shown, start, key=label.lower(), bind="query-params") - 1
 
 
 def _draw(folder: Path, capture: Capture, recorded: Drawable, choice: Choice) -> None:

@@ -1,6 +1,5 @@
 """Every sample of a capture in a table, and the text of one, coloured by what the network did with each token."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import streamlit as st
@@ -11,7 +10,7 @@ from app.widgets.address import check_address, check_one_of
 from app.widgets.canvas import show_canvas, tokens_of
 from app.widgets.capture_folder import chosen_capture
 from app.widgets.options import parse_option
-from app.widgets.sample import choose_sample
+from app.widgets.sample import choose_number, choose_sample
 from cache.store import Capture
 from probes import sample_values
 from probes.running.exports import csv_text, file_name
@@ -131,19 +130,12 @@ def _colouring(capture: Capture) -> tuple[Colouring, int, int]:
     several = [layer for loop in capture.architecture.loops for layer in loop.layers]
     row = st.columns(3)
     with row[1]:
-        layer = _numbered("Layer", layers, layers.index(several[0]) if several else 0)
+        layer = choose_number("Layer", layers, layers.index(several[0]) if several else 0)
     known = sample_values.colourings(capture, layer)
     with row[0]:
         check_one_of("colour", [*known], known[0])
         name = st.selectbox("Coloured by", known, key="colour", bind="query-params")
     with row[2]:
         visits = [step.visit for step in capture.architecture.steps if step.layer == layer]
-        visit = _numbered("Visit", visits, 0)
+        visit = choose_number("Visit", visits, 0)
     return name, layer, visit
-
-
-def _numbered(label: str, numbers: Sequence[int], start: int) -> int:
-    """A choice among numbers from 0, which the page and its address count from 1."""
-    shown = [number + 1 for number in numbers]
-    check_one_of(label.lower(), [str(number) for number in shown], shown[start])
-    return st.selectbox(label, shown, start, key=label.lower(), bind="query-params") - 1

@@ -1,4 +1,9 @@
-"""Which sample the pages show: it stays chosen from page to page, and the address says it."""
+"""Which sample the pages show, of which layer, visit and head: the address says it, and counts from 1.
+
+The sample stays chosen from page to page.
+"""
+
+from collections.abc import Sequence
 
 import streamlit as st
 
@@ -20,3 +25,10 @@ def choose_sample(capture: Capture) -> int:
     chosen = st.number_input(f"Sample, 1 to {most}", 1, most, key=KEY, bind="query-params")
     st.session_state[_KEPT] = chosen  # a widget's own state ends with its page
     return int(chosen) - 1
+
+
+def choose_number(label: str, numbers: Sequence[int], start: int = 0) -> int:
+    """A choice among numbers from 0, the one at `start` at first. -> from 0"""
+    shown = [number + 1 for number in numbers]
+    check_one_of(label.lower(), [str(number) for number in shown], shown[start])
+    return st.selectbox(label, shown, start, key=label.lower(), bind="query-params") - 1
