@@ -50,7 +50,7 @@ def main() -> None:
         show = partial(_show, view, *more, folder)
         return st.Page(show, title=title, url_path=name, default=name == "")
 
-    probes = {name: page("probe", name, catalog.load(name).TITLE, name) for name in (*catalog.NAMES, *catalog.APART)}
+    probes = {name: page("probe", name, catalog.title(name), name) for name in (*catalog.NAMES, *catalog.APART)}
     runs = page("runs", "", "Runs", probes)
     # The first page's own address is the root; a link may also say its name.
     named_runs = st.Page(partial(_go_to, runs), title="Runs", url_path="runs", visibility="hidden")

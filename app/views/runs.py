@@ -1,7 +1,8 @@
 """The captures of a folder, from their manifests alone: what each is, its stored results, what is wrong with others."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 
 import streamlit as st
@@ -15,6 +16,12 @@ from smelt_interp.errors import UserError
 from smelt_interp.plan import label
 from smelt_interp.terminal.tables import compact
 
+TABLE = """<style>
+table.list {border-collapse: collapse; font-size: 0.9rem}
+table.list :is(th, td) {padding: 0.25rem 0.6rem; text-align: left; border-bottom: 1px solid #8886; font-weight: inherit}
+table.list th {white-space: nowrap}
+</style>"""
+
 
 def runs_page(probes: Mapping[str, st.Page], folder: Path) -> None:
     """The page. `probes` are the pages of the probes, by name."""
@@ -22,7 +29,7 @@ def runs_page(probes: Mapping[str, st.Page], folder: Path) -> None:
     st.markdown("A run is a capture: what one network did with one set of samples, every visit kept apart.")
     captures, recordings, problems = _opened(folder)
     if captures:
-        st.dataframe([_summary(capture) for capture in captures], hide_index=True, height="content", key="captures")
+        _table([_summary(capture) for capture in captures])
     for name in recordings:
         _show_recording(folder / name)
     for problem in problems:
@@ -122,13 +129,19 @@ def _details(capture: Capture, probes: Mapping[str, st.Page]) -> None:
         _result(path, capture, probes)
     st.markdown("**Sites**")
     columns = ("site", "one sample", "stored as", "steps", "heads")
-    sites = [dict(zip(columns, row, strict=True)) for row in described_sites(capture.manifest)]
-    st.dataframe(sites, hide_index=True, height="content", key=f"sites {capture.path}")
+    _table([dict(zip(columns, row, strict=True)) for row in described_sites(capture.manifest)])
     st.markdown("**Plan**")
     st.markdown(" → ".join(label(step) for step in capture.architecture.steps))
     st.markdown(f"**Digest** `{capture.digest}`")
     with st.expander("Architecture and request"):
         st.json({"architecture": capture.architecture.to_json(), "request": capture.request})
+
+
+def _table(rows: Sequence[Mapping[str, object]]) -> None:
+    """Rows of the same columns. Streamlit's own tables import pandas, for which the first page need not wait."""
+    head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in rows[0])
+    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row.values())}</tr>" for row in rows)
+    st.html(f"{TABLE}<table class='list'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
 
 
 def _result_files(capture: Capture) -> list[Path]:

@@ -1,6 +1,8 @@
 """The list of probes: a new probe is one file and one name here, among those that read or those that run."""
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import cast
 
 from probes.running.probe import Probe
@@ -43,3 +45,10 @@ def load(name: str) -> Probe:
     if name not in known:
         raise UserError(f"a probe must be one of {', '.join(known)}; got {name!r}{nearest(name, known)}")
     return cast(Probe, import_module(f"probes.{name}"))
+
+
+def title(name: str) -> str:
+    """The TITLE of a probe, read from its file: a list of titles need not import them all."""
+    text = (Path(__file__).parents[1] / f"{name}.py").read_text(encoding="utf-8")
+    (found,) = [line for line in text.splitlines() if line.startswith("TITLE = ")]
+    return str(ast.literal_eval(found.removeprefix("TITLE = ")))
