@@ -410,7 +410,7 @@ def _announce(out: Path, contents: Contents, remaining: int) -> Callable[[int], 
         )
     else:
         print(f"{out}: recorded before, used as it is")
-    return Progress("recorded", remaining, "batches").show
+    return Progress("recorded", remaining, "batch").show
 
 
 def main() -> None:

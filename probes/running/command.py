@@ -265,7 +265,7 @@ def measure_set(
 def _watched(batches: Iterable[Batch], what: str, total: int) -> Iterator[Batch]:
     """The batches, saying how many samples have been measured."""
     total = len(ranks.own_rows(total))
-    progress, done = Progress(what, total, "samples"), 0
+    progress, done = Progress(what, total, "sample"), 0
     for batch in batches:
         yield batch
         done += len(batch.samples)

@@ -58,6 +58,14 @@ def test_every_target_and_every_file_is_there() -> None:
     kept = {word for words in LINES for word in words if word.startswith(("checkpoints/", "docs/", "app/main"))}
     missing = [path for path in {*links, *kept} if not (ROOT / path).exists()]
     assert not missing
+    (shown,) = re.findall(r"^    docs/ +(.*)$", README, re.MULTILINE)
+    assert shown.split(", ") == sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_root_holds_no_output_of_a_command() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    lone = {Path(path) for path in tracked if "/" not in path}
+    assert {path.suffix for path in lone} <= {"", ".md", ".toml", ".lock"}
 
 
 def test_the_tree_names_every_file_once_with_the_first_words_of_its_docstring() -> None:

@@ -1,6 +1,6 @@
 """The README's tree: every file of the product once, with the first sentence of its docstring.
 
-python -m tests.support.tree        writes it into README.md
+python -m tests.support.readme      writes it into README.md
 """
 
 import ast
@@ -25,7 +25,7 @@ OTHERS = {
     "smelt_interp/paper/paper_numbers.json": "Every figure that the paper prints, once",
     "app/.streamlit/": "The dashboard's settings: a theme, no telemetry",
     "checkpoints/": "The demo pair: a small SMELT and its matched Baseline, trained on the same tokens",
-    "docs/": "Measurements kept: experiments, kernels, numbers, tests, visits",
+    "docs/": "adding_a_family, experiments, kernels, numbers, recipes, tests, training, visits",
     "tests/": "The same tree again, and `support/` for what tests share",
 }
 """What is no module."""
