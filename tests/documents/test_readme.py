@@ -62,6 +62,14 @@ def test_every_target_and_every_file_is_there() -> None:
     assert shown.split(", ") == sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
 
 
+def test_every_test_that_a_page_names_is_there() -> None:
+    pages = (*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+    named = {
+        name for page in pages for name in re.findall(r"\b(?:tests/)?[\w/]*\btest_\w+\.py", page.read_text("utf-8"))
+    }
+    assert {name for name in named if not [*ROOT.glob(name), *(ROOT / "tests").rglob(name)]} == set()
+
+
 def test_the_root_holds_no_output_of_a_command() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
     lone = {Path(path) for path in tracked if "/" not in path}
