@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as PrintedTable
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame  # half a second to import, which a table of rows does not need
 
 WIDTH_WITHOUT_TERMINAL = 150
+LONGEST_WHOLE = 30
+"""Columns of cells no longer than this are not broken over lines where there is no terminal; longer ones are prose."""
 MISSING = "-"
 
 Cell = str | int | float | None
@@ -59,14 +62,17 @@ def print_json(value: object) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print rows under a title, numbers to the right, then one line a note; to a pipe at full width."""
+    """Print rows under a title, numbers to the right, then one line a note; to a pipe as wide as short cells need."""
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH_WITHOUT_TERMINAL)
-    drawn = PrintedTable(box=None, pad_edge=False, header_style="bold")
+    drawn, width = PrintedTable(box=None, pad_edge=False, header_style="bold"), 0
     for name, texts in zip(table.columns, table.texts().values(), strict=True):
         numeric = all(text in ("", MISSING) or _is_number(text) for text in texts)
-        drawn.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        longest = max(map(cell_len, (name, *texts)))
+        whole = longest <= LONGEST_WHOLE and not console.is_terminal
+        drawn.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=whole)
+        width += 2 + min(longest, LONGEST_WHOLE)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=max(WIDTH_WITHOUT_TERMINAL, width))
     for row in table.rows:
         drawn.add_row(*map(cell_text, row))
     console.print(table.title, style="bold", markup=False, soft_wrap=True)

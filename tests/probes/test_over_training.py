@@ -87,7 +87,11 @@ def test_options_of_the_named_probe_are_taken_and_files_written(
     out = tmp_path / "out"
     asked(monkeypatch, runs["smelt-0"], "--probe", "choice_tasks", "--data", "copy", "code", "--size", "2", "--choices",
           "2", "--shots", "1", "--against", runs["base-0"], "--at", "6", "--out", out)  # fmt: skip
-    assert "Choice tasks over training: tasks" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Choice tasks over training: tasks" in printed
+    assert over_training.OTHER in printed
+    asked(monkeypatch, runs["smelt-0"], "--probe", "domain_loss", "--data", "code", "--at", "6")
+    assert over_training.OTHER not in capsys.readouterr().out
     assert {path.name for path in out.iterdir()} == {
         "over-training-choice_tasks.json", "over-training-choice_tasks.html", "over-training-choice_tasks-tasks.csv",
         "over-training-choice_tasks-code.csv", "scores.csv",

@@ -55,6 +55,12 @@ def test_a_long_title_and_note_are_not_folded_to_the_width_of_the_columns(capsys
     assert (title.strip(), note.strip()) == (("long " * 40).strip(), ("note " * 40).strip())
 
 
+def test_a_pipe_breaks_no_short_cell_whatever_the_number_of_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    interval, prose = "0.629 [0.617, 0.642]", "a reason of many words, " * 8
+    print_table(Table("T", [f"column {number}" for number in range(10)], [[*[interval] * 9, prose]]))
+    assert capsys.readouterr().out.splitlines()[2].count(interval) == 9
+
+
 def test_two_networks_side_by_side_have_their_ratio_where_both_have_a_number() -> None:
     table = Table.side_by_side("T", {"a": {"n": 3, "bound": "x", "none": 0.0}, "b": {"n": 2, "bound": "y", "none": 0}})
     assert table.columns == ["", "a", "b", "ratio"]
