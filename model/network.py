@@ -14,7 +14,7 @@ from transformer_lens.config import TransformerLensConfig
 from model.checkpoint import check_layers, checkpoint_folder, read_config, read_weights, write_checkpoint
 from model.hooks.hook_point import SitePoint
 from model.hooks.lens_config import lens_config
-from model.hooks.looped_model import LoopedModel, LoopScale, scale_of
+from model.hooks.looped_model import LoopedModel, LoopScale, Repetition
 from model.hooks.names import AttentionPath
 from model.inputs import Inputs
 from model.kv_cache import KVCache
@@ -164,12 +164,14 @@ class LoopedMoE(LoopedModel):
         Hooks are not shared, nor is a layer that is put in another's place."""
         with torch.device("meta"):  # no memory and no random numbers for weights that there are
             other = type(self)(config, tokenizer=self._tokenizer)
+        for name, weight in self.named_parameters():  # loading would thaw those that are frozen
+            other.get_parameter(name).requires_grad_(weight.requires_grad)
         other.load_state_dict(self.state_dict(keep_vars=True), assign=True)
         other.train(self.training)
         return other
 
     def with_visits(self, num_visits: int, *, loop_scale: LoopScale = "kept") -> Self:
-        scale = scale_of(loop_scale, num_visits, self.config.loop_scale)
+        scale = Repetition(num_visits=num_visits, loop_scale=loop_scale).factor(self.config.loop_scale)
         return self.sharing_weights(replace(self.config, num_visits=num_visits, loop_scale=scale))
 
     @property

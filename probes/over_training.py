@@ -62,6 +62,8 @@ class Runs:
         for name, runs in (("runs", self.runs), ("--against", self.against)):
             if runs:
                 different(name, tuple(run.resolve() for run in runs))
+        if self.at:
+            different("--at", self.at)
         if self.against and len(self.against) != len(self.runs):
             got = f"{len(self.against)} and {len(self.runs)}"
             raise UserError(f"--against must name as many runs as are measured; got {got}")
@@ -115,10 +117,15 @@ def shared_steps(runs: Sequence["Kept"], at: Sequence[int]) -> tuple[int, ...]:
 
 def points(asked: Asked[object], probe: Probe) -> Iterator[Point]:
     """Every run after every step, measured on the same samples."""
-    from model.training.kept import END, kept, network_at
+    from model.training.kept import END, config_of, kept, network_at
 
     which = asked.which
     runs, others = ([kept(folder) for folder in folders] for folders in (which.runs, which.against))
+    for first, *more in (each for each in (runs, others) if each):
+        for run in more:
+            if config_of(run) != config_of(first):
+                raise UserError(f"runs must be seeds of one network; got {first.folder} and {run.folder}, which differ:"
+                                " another network's runs follow --against")  # fmt: skip
 
     def subject(run: "Kept", step: int, name: str) -> Subject:
         return running_subject(name, network_at(run, step), {"run": str(run.folder), "step": step}, Source())

@@ -9,7 +9,7 @@ from numpy import generic
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from app.widgets.address import check_one_of
+from app.widgets.address import check_each_of, check_one_of
 from app.widgets.canvas import show_canvas, tokens_of
 from app.widgets.capture_folder import chosen_capture, other_capture_names
 from app.widgets.sample import choose_number, choose_sample
@@ -104,6 +104,7 @@ def _choose(capture: Capture, recorded: Drawable, others: Sequence[str]) -> Choi
     visits = recorded.visits[layer]
     if len(visits) > 2:
         shown = [visit + 1 for visit in visits]
+        check_each_of("visits", [str(number) for number in shown])
         pair = st.select_slider("Visits", shown, (shown[0], shown[-1]), key="visits", bind="query-params")
         visits = tuple(sorted({visit - 1 for visit in pair}))
     return Choice(sample, layer, head, visits, query, scale, second)

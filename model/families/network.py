@@ -16,7 +16,7 @@ from model.families.run import RUNNING, Run, Stopped
 from model.families.visits import run_again
 from model.hooks.hook_point import SitePoint
 from model.hooks.lens_config import lens_config
-from model.hooks.looped_model import LoopedModel, LoopScale, Weighted, scale_of
+from model.hooks.looped_model import LoopedModel, LoopScale, Repetition, Weighted
 from model.hooks.names import PassOptions, Request
 from model.inputs import Inputs
 from smelt_interp.architecture import Architecture
@@ -79,9 +79,8 @@ class FamilyNetwork(LoopedModel):
         model, loop = self._once
         if model is None or loop is None:
             return super().with_visits(num_visits, loop_scale=loop_scale)
-        if num_visits < 1:
-            raise UserError(f"num_visits must be at least 1; got {num_visits}")
-        loop = replace(loop, visits=num_visits, factor=scale_of(loop_scale, num_visits, loop.factor))
+        factor = Repetition(num_visits=num_visits, loop_scale=loop_scale).factor(loop.factor)
+        loop = replace(loop, visits=num_visits, factor=factor)
         other = type(self)(sharing_weights(model), self.family, self._tokenizer, loop)
         other.to(self.device).train(self.training)
         return other

@@ -7,9 +7,10 @@ else it needs, calls `setup()`, and writes `forward` and `cfg`. Nothing here kno
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal, Protocol, Self, Unpack
+from typing import Annotated, Literal, Protocol, Self, Unpack
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from transformer_lens import HookedRootModule
@@ -22,21 +23,29 @@ from model.hooks.lock import Lock
 from model.hooks.names import Hook, NamePredicate, NamesFilter, PassOptions, Request, hook_list
 from model.losses import next_token_loss
 from model.text import to_single_token, to_str_tokens, to_string, to_tokens
-from smelt_interp.architecture import Architecture
+from smelt_interp.architecture import MOST_STEPS, Architecture
 from smelt_interp.data.tokenizer import ByteTokenizer, Tokenizer
 from smelt_interp.errors import UserError
 from smelt_interp.plan import Plan, step_index
 from smelt_interp.sites import TOP_LEVEL_SITES, hook_name
+from smelt_interp.validation import validated
 
 LoopScale = float | Literal["kept", "1/r"]
 """The loop factor of a network with another number of visits: a number, the one it has, or one over that number."""
 
 
-def scale_of(loop_scale: LoopScale, num_visits: int, kept: float) -> float:
-    """The factor itself."""
-    if loop_scale == "1/r":
-        return 1 / num_visits
-    return kept if loop_scale == "kept" else loop_scale
+@validated
+class Repetition:
+    """How often a loop runs, and the factor on its updates."""
+
+    num_visits: Annotated[int, Field(ge=1, le=MOST_STEPS)]
+    loop_scale: Literal["kept", "1/r"] | Annotated[float, Field(gt=0, le=1)]
+
+    def factor(self, kept: float) -> float:
+        """The factor itself, of a network that has `kept`."""
+        if self.loop_scale == "1/r":
+            return 1 / self.num_visits
+        return kept if self.loop_scale == "kept" else self.loop_scale
 
 
 class Weighted(Protocol):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -14,13 +15,16 @@ Leaves = dict[str, Tensor]
 
 @contextmanager
 def weights_by_visit(network: LoopedModel) -> Iterator[list[Leaves]]:
-    """A list that every whole pass in the block fills anew, in the order of the plan; a shared weight's gradient is
-    the sum of those of its leaves. Weights outside the layers stay as they are."""
+    """A list that every pass from tokens in the block fills anew, in the order of the plan, whatever became of the pass
+    before; a shared weight's gradient is the sum of those of its leaves. Weights outside the layers stay as they are.
+    """
     with network.lock:
         found: list[Leaves] = []
         layers = network.layer_modules()
         own = {module: dict(module._parameters) for layer in layers for module in layer.modules()}
-        handles = [layer.register_forward_pre_hook(partial(_put_leaves, found, len(network.plan))) for layer in layers]
+        embed = cast("nn.Module", network.embed)  # what runs first, and may be the authors' own
+        handles = [embed.register_forward_pre_hook(lambda *_: found.clear())]
+        handles += [layer.register_forward_pre_hook(partial(_put_leaves, found)) for layer in layers]
         try:
             yield found
         finally:
@@ -30,10 +34,8 @@ def weights_by_visit(network: LoopedModel) -> Iterator[list[Leaves]]:
                 module._parameters.update(parameters)
 
 
-def _put_leaves(found: list[Leaves], num_steps: int, layer: nn.Module, args: tuple[object, ...]) -> None:
+def _put_leaves(found: list[Leaves], layer: nn.Module, args: tuple[object, ...]) -> None:
     """Before a step: new leaves in the places of its layer's parameters, as torch's own functional calls put them."""
-    if len(found) == num_steps:
-        found.clear()
     leaves = {name: weight.detach().requires_grad_() for name, weight in layer.named_parameters()}
     for name, leaf in leaves.items():
         path, _, last = name.rpartition(".")

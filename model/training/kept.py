@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.checkpoint import WEIGHTS
+from model.checkpoint import WEIGHTS, read_config
 from model.network import LoopedMoE
 from model.tokenizers import read_tokenizer
 from model.training.run_folder import RUN, read_run
@@ -35,17 +35,27 @@ def kept(folder: Path) -> Kept:
     return Kept(folder=folder, networks=found)
 
 
-def network_at(run: Kept, step: int) -> LoopedMoE:
-    """The network after a step, in evaluation mode. Raises `UserError` for a state or `run.json` that is not whole."""
-    if step == END:
-        return LoopedMoE.from_pretrained(run.networks[step])
+def config_of(run: Kept) -> ModelConfig:
+    """What network all of them are. Raises `UserError` as `network_at` does."""
+    return read_config(run.folder) if END in run.networks else _said(run)[0]
+
+
+def _said(run: Kept) -> tuple[ModelConfig, str]:
+    """The config and the name of the tokenizer, as `run.json` has them."""
     said = read_run(run.folder / RUN)
     config, options = said.get("config"), said.get("options")
     if not isinstance(config, dict) or not isinstance(options, dict) or not isinstance(options.get("tokenizer"), str):
         raise UserError(f"{run.folder / RUN} must say the config and the options of the run; got {shown(said)}")
-    name = options["tokenizer"]
+    return ModelConfig.from_json(config), options["tokenizer"]
+
+
+def network_at(run: Kept, step: int) -> LoopedMoE:
+    """The network after a step, in evaluation mode. Raises `UserError` for a state or `run.json` that is not whole."""
+    if step == END:
+        return LoopedMoE.from_pretrained(run.networks[step])
+    config, name = _said(run)
     tokenizer = BYTES if name == "bytes" else read_tokenizer(Path(name))
-    network = LoopedMoE(ModelConfig.from_json(config), seed=0, tokenizer=tokenizer)
+    network = LoopedMoE(config, seed=0, tokenizer=tokenizer)
     # Weights alone: what the optimisers remember stays on the disk.
     load_state(run.networks[step], {f"weight/{name}": weight.detach() for name, weight in network.named_parameters()})
     network.eval()

@@ -84,6 +84,9 @@ def configs(options: SweepOptions) -> dict[str, ModelConfig]:
             found[name] = replace(baseline, num_visits=visits, loop_scale=default_loop_scale(max(1, visits)))
         else:
             found[name] = sized(name, baseline, _request(options, value), attended_tokens)
+    for name, config in found.items():
+        if (first := next(each for each in found if found[each] == config)) != name:
+            raise UserError(f"values must give networks that differ; {name} is the same as {first}: leave one out")
     return found
 
 

@@ -118,6 +118,8 @@ def test_of_three_visits_any_two_are_compared(tmp_path: Path) -> None:
         expected = batch.sites[step, PATTERN][0, 0, :length, :length][seen].astype(np.float16)
         np.testing.assert_array_equal(drawn(test)[1]["row 0"][0, at], expected)
     assert drawn(test)[0]["rows"][0]["difference"] == "visit 3 − visit 2"
+    (warning,) = page("attention", tmp_path, capture="three", layer="2", visits=["2", "9"]).warning
+    assert "visits must be among 1, 2, 3; got '9': shown are all" in warning.value
 
 
 def test_a_capture_without_attention_says_what_it_lacks(tmp_path: Path) -> None:

@@ -221,5 +221,17 @@ def test_visits_of_a_network_without_a_loop_are_refused():
         once.with_visits(2)
     with pytest.raises(UserError, match="visits must be those that a dense-nested network's own code runs"):
         DenseNested().with_visits(2)
-    with pytest.raises(UserError, match="num_visits must be at least 1; got 0"):
-        tiny_network().with_visits(0)
+    for loop_scale in ("kept", "1/r"):
+        with pytest.raises(UserError, match="num_visits must be at least 1; got 0"):
+            tiny_network().with_visits(0, loop_scale=loop_scale)
+    with pytest.raises(UserError, match="num_visits must be a whole number; got '3'"):
+        tiny_network().with_visits("3", loop_scale="1/r")
+
+
+def test_weights_that_are_frozen_stay_so_when_another_network_shares_them():
+    network = tiny_network()
+    network.layers[1].requires_grad_(False)
+    frozen = [not weight.requires_grad for weight in network.parameters()]
+    more = network.with_visits(3)
+    assert [not weight.requires_grad for weight in network.parameters()] == frozen
+    assert all(one is other for one, other in zip(more.parameters(), network.parameters(), strict=True))

@@ -125,6 +125,8 @@ def test_rows_of_runs_become_one_by_students_law() -> None:
         (("{smelt-0}", "{smelt-0}"), r"runs must be one or more different values; got .*smelt-0 .*smelt-0"),
         (("{smelt-0}", "--at", "5"), r"every run must have kept step 5; all have 3, 6: train with --keep-every"),
         (("{smelt-0}", "{early}"), r"runs must have kept a step that all have; got smelt-0 3 6; early 4"),
+        (("{smelt-0}", "--at", "3", "3"), r"--at must be one or more different values; got 3 3"),
+        (("{smelt-0}", "{base-0}"), r"runs must be seeds of one network; got .*smelt-0 and .*base-0"),
         (("nowhere",), r"a run must be a folder with states of a training, or a checkpoint; got nowhere"),
         (("{smelt-0}", "--probe", "domain_los"), r"a probe must be one of .*; got 'domain_los'; nearest: domain_loss"),
     ],

@@ -66,6 +66,11 @@ def test_weights_are_back_after_the_block_and_after_a_mistake_in_it() -> None:
         assert NETWORK.layers[1].attn.q_proj.weight is leaves[3]["attn.q_proj.weight"]
         with pytest.raises(UserError, match="token ids must be from 0 to 258; got 999"):
             NETWORK(torch.full((1, 4), 999))
+        NETWORK(torch.full((1, 4), 1), stop_at=(1, 0))
+        NETWORK(torch.full((1, 4), 1))  # from its own beginning, wherever the last one ended
+        assert NETWORK.layers[1].attn.q_proj.weight is leaves[3]["attn.q_proj.weight"]
+        assert len(leaves) == len(NETWORK.plan)
+    assert not NETWORK.embed._forward_pre_hooks
     assert all(weight is before[name] for name, weight in NETWORK.named_parameters())
 
 

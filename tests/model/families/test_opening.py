@@ -60,6 +60,11 @@ def test_a_looped_span_runs_another_number_of_visits_over_the_same_weights() -> 
     assert scaled.embed.weight is network.embed.weight
     with pytest.raises(UserError, match="visits must be those that a llama network's own code runs"):
         hooked("llama").with_visits(2)
+    for num_visits in (0, 1.5, "3", 10**9):
+        with pytest.raises(UserError, match=f"num_visits must be .*; got {num_visits!r}"):
+            network.with_visits(num_visits, loop_scale="1/r")
+    with pytest.raises(UserError, match=r"loop_scale must be .*; got nan"):
+        network.with_visits(3, loop_scale=float("nan"))
 
 
 def test_a_command_loops_the_measured_network_and_not_the_one_beside_it(llama: Path) -> None:

@@ -98,6 +98,7 @@ def test_a_sweep_goes_on_where_it_was_and_ends_in_a_table_and_the_files_that_fit
         ("span", "0.75", r"^span-0\.75 cannot be matched: all budgets must be met; the nearest .* has KV cache -12\.5"),
         ("visits", "two", "a value of the axis must be a whole number; got 'two'"),
         ("scale", "x", "a value of the axis must be a number; got 'x'"),
+        ("repeats", "1", "values must give networks that differ; repeats-1 is the same as baseline: leave one out"),
         ("controls", "loops", "a control must be parameters or experts; got 'loops'"),
     ],
 )
