@@ -66,7 +66,7 @@ def _show(capture: Capture) -> None:
         _table(went, "went", ("quantity", "visit", "to"))
     st.caption(f"Every number: [{TITLE}](/{NAME}?capture={capture.path.name})")
     st.subheader("The same on the command line")
-    st.code(found.line, language="bash", wrap_lines=True)
+    st.code(found.line, language=None, wrap_lines=True)
     facts = result_facts(found.document | {"command": found.line}) | {"layer": layer, "expert": expert}
     called = file_name("experts", capture.path.name, f"layer-{layer}", f"expert-{expert}", suffix="csv")
     st.download_button(

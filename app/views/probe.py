@@ -71,7 +71,7 @@ def _show_answer(name: str, captures: list[Capture], options: object) -> None:
         )  # fmt: skip
     st.caption("  \n".join(command.remarks(stored)))
     st.subheader("The same on the command line")
-    st.code(line, language="bash", wrap_lines=True)
+    st.code(line, language=None, wrap_lines=True)
     st.download_button(
         "Result as JSON", report.json_text(stored | {"command": line}),
         exports.file_name(name, capture.path.name, capture.digest[:12], suffix="json"), "application/json",

@@ -23,11 +23,11 @@ def reproduction_page(folder: Path) -> None:
         card = reproduction.read_card(folder)
     except UserError as error:
         st.info(f"{error}:", icon=":material/inbox:")
-        st.code(COMMAND.format(folder=folder), language="bash", wrap_lines=True)
+        st.code(COMMAND.format(folder=folder), language=None, wrap_lines=True)
         return
     table = reproduction.table(card.rows, card.name, reproduction.BESIDE)
     st.subheader(card.name)
     st.dataframe(DataFrame(table.texts()), hide_index=True, height="content", row_height=30, key="card")
     st.caption("  \n".join([*table.notes, f"intervals: {card.intervals}"]))
     st.subheader("The same on the command line")
-    st.code(card.command, language="bash", wrap_lines=True)
+    st.code(card.command, language=None, wrap_lines=True)

@@ -76,7 +76,7 @@ def _show_recording(path: Path) -> None:
         st.info(f"{path.name}: {found.samples} samples recorded")
     if found.command:
         st.caption("Recording now, or stopped; this goes on with it:")
-        st.code(found.command, language="bash", wrap_lines=True)
+        st.code(found.command, language=None, wrap_lines=True)
 
 
 def _summary(capture: Capture) -> dict[str, str | int]:
@@ -121,7 +121,7 @@ def _details(capture: Capture, probes: Mapping[str, st.Page]) -> None:
     st.markdown(f"{_checkpoint(capture)}: {_network(capture)}")
     if capture.manifest.command:
         st.markdown("**Recorded by**")
-        st.code(capture.manifest.command, language="bash", wrap_lines=True)
+        st.code(capture.manifest.command, language=None, wrap_lines=True)
     results = _result_files(capture)
     if results:
         st.markdown("**Results stored beside it**")
@@ -164,4 +164,4 @@ def _result(path: Path, capture: Capture, probes: Mapping[str, st.Page]) -> None
     if name in probes:
         query = {"against": others or [""], **query_of(options)}
         st.page_link(probes[name], label=title, icon=":material/arrow_forward:", query_params=query)
-    st.code(line, language="bash", wrap_lines=True)
+    st.code(line, language=None, wrap_lines=True)

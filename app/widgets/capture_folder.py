@@ -55,7 +55,7 @@ def say_how_to_record(folder: Path) -> None:
             "`streamlit run app/main.py -- --captures DIR`, or record into this one, then reload this page:",
             icon=":material/folder_off:",
         )
-    st.code(RECORD.format(folder=folder), language="bash")
+    st.code(RECORD.format(folder=folder), language=None)
 
 
 def first_to_show(folder: Path, names: list[str]) -> str:

@@ -66,7 +66,7 @@ def show_table(table: Table, key: str, texts: Sequence[str] = ("",)) -> None:
 def show_command(module: str, words: Sequence[str], report: object) -> None:
     """The command that gives what the page shows, and its result as the command's JSON."""
     st.subheader("The same on the command line")
-    st.code(shlex.join(["python", "-m", f"smelt_interp.{module}", *words]), language="bash", wrap_lines=True)
+    st.code(shlex.join(["python", "-m", f"smelt_interp.{module}", *words]), language=None, wrap_lines=True)
     st.download_button(
         "Result as JSON", json_text(report), file_name(module, *words, suffix="json"), "application/json",
         on_click="ignore", key="json",

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 from cache.recording import write_capture
@@ -148,6 +149,22 @@ class Visitor:
         """What every widget of the sidebar shows."""
         return [box.input_value() for box in self.page.get_by_test_id("stSidebar").locator("input").all()]
 
+    def click_row(self, title: str, row: int, height: int) -> None:
+        """The box before a row, from 0, of the first table of a page, whose rows are that high."""
+        self.page.get_by_role("heading", level=1, name=title, exact=True).wait_for()
+        box = self.page.get_by_test_id("stDataFrame").first.bounding_box()
+        self.page.mouse.click(box["x"] + 16, box["y"] + 1.1 * height + (row + 0.5) * height)
+
+    def faults(self) -> list[str]:
+        """What axe finds serious or critical on the page, but in Streamlit's own list of pages."""
+        found = Axe().run(self.page, context={"exclude": [["[data-testid=stSidebarNav]"]]}).response["violations"]
+        return [
+            f"{fault['help']}: {node['html']}"
+            for fault in found
+            if fault["impact"] in ("serious", "critical")
+            for node in fault["nodes"]
+        ]
+
     def command(self) -> str:
         return self.page.get_by_test_id("stCode").last.inner_text().strip()
 
@@ -226,6 +243,27 @@ def test_attention_is_read_by_pointer_and_by_keys_and_a_link_opens_the_same(addr
     assert "query=" not in page.url
     page.mouse.move(1, 1)
     page.locator(".read", has_not_text="pinned").wait_for()
+
+
+@pytest.mark.browser
+def test_a_sample_and_an_expert_are_opened_by_a_click_and_axe_finds_no_serious_fault(
+    address: str, browser: Browser
+) -> None:
+    visitor = Visitor(browser)
+    visitor.open(f"{address}/?capture=looped")
+    assert visitor.faults() == []
+    visitor.follow("Samples")
+    visitor.click_row("Samples", 1, 28)
+    visitor.page.get_by_role("heading", name="Sample 2", exact=True).wait_for()
+    visitor.page.wait_for_url("**sample=2**")
+    visitor.settle()
+    assert visitor.faults() == []
+    visitor.follow("Experts, both visits")
+    visitor.click_row("Experts, both visits", 2, 30)
+    visitor.page.get_by_role("heading", name="Layer 2, expert 3", exact=True).wait_for()
+    visitor.page.wait_for_url("**expert=3**")
+    visitor.settle()
+    assert visitor.faults() == []
 
 
 @pytest.mark.browser
