@@ -317,8 +317,8 @@ class RecordOptions(OpeningOptions):
     out: Path
     """Folder of the capture."""
     data: Annotated[DataOptions, tyro.conf.arg(name="")]
-    sites: tuple[str, ...] = ()
-    """Hook suffixes to keep; naming none takes those that the shipped probes read and the network has."""
+    sites: tuple[str, ...] | None = None
+    """Hook suffixes to keep, maybe none; left out, those that the shipped probes read and the network has."""
     loop_visits: Visits = 2
     """With --loop: how often the span runs."""
     layers: Indices = ()
@@ -365,7 +365,9 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
         model = untrained_network(options.ckpt, options.untrained_seed, opening)
     else:
         model = open_network(options.ckpt, opening)
-    sites = options.sites or tuple(suffix for suffix in DEFAULT_SITES if suffix in model.architecture.sites)
+    sites = options.sites
+    if sites is None:
+        sites = tuple(suffix for suffix in DEFAULT_SITES if suffix in model.architecture.sites)
     layers, visits, heads = options.layers, options.visits, options.heads
     # What is wrong with them is told as they were typed.
     select(model.architecture, sites, layers=layers, visits=visits, heads=heads, told_from=1)

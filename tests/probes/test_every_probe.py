@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cache.store import Capture
 from model.network import LoopedMoE
 from probes.__main__ import main
 from probes.running import catalog
@@ -31,6 +32,7 @@ def test_every_probe_answers_on_every_network_in_one_screen_and_a_second_run_rec
     run(monkeypatch, *arguments)
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) <= 45
+    assert not Capture(folder / "tiny-looped-dyck-shots").kept, "its probe reads predictions alone"
     names = ("looped", "once", "untrained", "null")
     assert printed[1].split() == [word for data in ("dyck", "code") for name in names for word in (data, name)]
     assert sum(line.startswith("start mass, visit") for line in printed) == 4, "in the overview and in the card"
