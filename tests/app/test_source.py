@@ -15,7 +15,8 @@ def test_the_first_page_imports_neither_torch_nor_what_brings_it(folder: Path) -
         "import sys; from streamlit.testing.v1 import AppTest; "
         f"sys.argv = ['app/main.py', '--captures', {str(folder)!r}]; "
         f"test = AppTest.from_file({str(APP / 'main.py')!r}, default_timeout=60); "
-        "test.query_params['capture'] = 'looped'; test.run(); assert test.dataframe and not test.exception; "
+        "test.query_params['capture'] = 'looped'; test.run(); assert not test.exception; "
+        "assert any('**Digest**' in each.value for each in test.markdown); "
         "print(sorted({'torch', 'transformer_lens', 'nnsight', 'transformers'} & set(sys.modules)))"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
