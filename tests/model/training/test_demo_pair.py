@@ -82,7 +82,7 @@ def test_the_pair_is_matched_on_three_budgets() -> None:
 @pytest.mark.parametrize("data", ["dyck", "code"])
 def test_every_way_of_computing_agrees(name: str, data: str) -> None:
     """At most 2e-6 of the largest |logit| with the first run's routing replayed."""
-    samples = load_samples(DataOptions(data=(data,), samples=12), shipped(name).config.context, BYTES)
+    samples = load_samples(DataOptions(data=(data,), samples=6), shipped(name).config.context, BYTES)
     for agreement in agreements(shipped(name), samples):
         print(name, data, agreement)
         assert agreement.replayed <= 2e-6, agreement
