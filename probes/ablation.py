@@ -29,7 +29,7 @@ from probes.running.probe import Result, answer
 from probes.running.source import SampleSet
 from probes.statistics.arrays import Floats, ratio
 from probes.statistics.grid import HEADS, STEPS, At, Grid, Place
-from probes.statistics.quantities import Quantity
+from probes.statistics.quantities import Quantity, error_bars
 from probes.statistics.sums import Reduced, Sums, Totals
 from smelt_interp.architecture import Architecture, Loop
 from smelt_interp.data.datasets import DataOptions
@@ -289,10 +289,10 @@ def figures(totals: Totals[Layout, Options]) -> "dict[str, Figure]":
             continue
         level = "headline" if totals.options.by == "visit" else "layer"
         rows = [row for row in quantity.rows() if row["level"] == level]
-        value, low, high = (np.array([row[name] for row in rows], np.float64) for name in ("value", "low", "high"))
         labels = [f"layer {row['layers']}, visit {row['visit']}" for row in rows]
-        error = {"array": high - value, "arrayminus": value - low}
-        drawn.add_trace(Bar(x=labels, y=value, error_y=error, name=str(quantity.where["site"])))
+        drawn.add_trace(
+            Bar(x=labels, y=[row["value"] for row in rows], error_y=error_bars(rows), name=str(quantity.where["site"]))
+        )
     drawn.update_layout(title=TITLE, xaxis_title="replaced", yaxis_title="loss with the edit - without (nats)")
     return {"loss": drawn}
 

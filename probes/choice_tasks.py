@@ -27,7 +27,7 @@ from probes.running.probe import Result, answer
 from probes.running.source import SampleSet, Subject, sample_sets
 from probes.statistics.arrays import Floats, ratio, to_numpy
 from probes.statistics.grid import Place
-from probes.statistics.quantities import Quantity, Record
+from probes.statistics.quantities import Quantity, Record, error_bars
 from probes.statistics.sums import Reduced, Sums, Totals
 from probes.statistics.token_loss import token_losses
 from smelt_interp.architecture import Architecture, Loop
@@ -300,10 +300,8 @@ def figures(totals: Totals[Layout, Options]) -> "dict[str, Figure]":
     rows = [row for each in quantities(totals) for row in each.rows() if row["quantity"] != LOSS]
     for score in dict.fromkeys(row["quantity"] for row in rows):
         of = [row for row in rows if row["quantity"] == score]
-        value, low, high = (np.array([row[name] for row in of], np.float64) for name in ("value", "low", "high"))
-        error = {"array": high - value, "arrayminus": value - low}
         at = [f"{row['task']}, {row['shots']} shots" for row in of]
-        drawn.add_trace(Bar(x=at, y=value, error_y=error, name=score))
+        drawn.add_trace(Bar(x=at, y=[row["value"] for row in of], error_y=error_bars(of), name=score))
     drawn.update_layout(title=TITLE, yaxis_title="share of items")
     return {"tasks": drawn}
 

@@ -18,7 +18,7 @@ from probes.running import command
 from probes.running.probe import Result, answer
 from probes.statistics.arrays import ratio
 from probes.statistics.grid import Place
-from probes.statistics.quantities import Quantity
+from probes.statistics.quantities import Quantity, error_bars
 from probes.statistics.sums import Reduced, Sums, Totals
 from probes.statistics.token_loss import token_losses
 from smelt_interp.architecture import Architecture, Loop
@@ -115,9 +115,9 @@ def figures(totals: Totals[int, Options]) -> "dict[str, Figure]":
 
     rows = [row for quantity in quantities(totals) if quantity.name == BITS for row in quantity.rows()]
     rows = [row for row in rows if row["value"] is not None]
-    value, low, high = (np.array([row[name] for row in rows], np.float64) for name in ("value", "low", "high"))
-    error = {"array": high - value, "arrayminus": value - low}
-    drawn: Figure = Figure(Bar(x=[row["domain"] for row in rows], y=value, error_y=error))
+    drawn: Figure = Figure(
+        Bar(x=[row["domain"] for row in rows], y=[row["value"] for row in rows], error_y=error_bars(rows))
+    )
     drawn.update_layout(title=TITLE, yaxis_title=BITS)
     return {"domains": drawn}
 

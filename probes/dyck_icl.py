@@ -28,7 +28,7 @@ from probes.running import command
 from probes.running.probe import Result, answer
 from probes.statistics.arrays import Mask, ratio, to_numpy
 from probes.statistics.grid import Level, Place, Where
-from probes.statistics.quantities import NULL_PREFIX, Quantity
+from probes.statistics.quantities import NULL_PREFIX, Quantity, error_bars
 from probes.statistics.sums import Reduced, Sums, Totals
 from smelt_interp.architecture import Architecture, Loop
 from smelt_interp.arrays import Array
@@ -248,9 +248,15 @@ def figures(totals: Totals[int, Options]) -> "dict[str, Figure]":
     for score, rendering, pairing in dict.fromkeys((r["quantity"], r["rendering"], r["pairing"]) for r in rows):
         of = [r for r in rows if (r["quantity"], r["rendering"], r["pairing"]) == (score, rendering, pairing)]
         shots, where = [r["shots"] for r in of], f"{rendering}, {pairing} pairing"
-        value, low, high = (np.array([r[name] for r in of], np.float64) for name in ("value", "low", "high"))
-        error = {"array": high - value, "arrayminus": value - low}
-        drawn.add_trace(Scatter(x=shots, y=value, error_y=error, name=f"{score}, {where}", mode="lines+markers"))
+        drawn.add_trace(
+            Scatter(
+                x=shots,
+                y=[r["value"] for r in of],
+                error_y=error_bars(of),
+                name=f"{score}, {where}",
+                mode="lines+markers",
+            )
+        )
         for null in (name for name in of[0] if name.startswith(NULL_PREFIX) and score == EXACT):
             floor = f"floor: {null.removeprefix(NULL_PREFIX).replace('_', ' ')}, {where}"
             drawn.add_trace(Scatter(x=shots, y=[r[null] for r in of], name=floor, mode="lines", line={"dash": "dot"}))

@@ -21,7 +21,7 @@ from probes.running import command
 from probes.running.probe import Result, answer
 from probes.statistics.arrays import ratio
 from probes.statistics.grid import Level, Place
-from probes.statistics.quantities import Quantity
+from probes.statistics.quantities import Quantity, error_bars
 from probes.statistics.sums import Reduced, Sums, Totals
 from probes.statistics.token_loss import token_losses
 from smelt_interp.architecture import Architecture, Loop
@@ -145,10 +145,10 @@ def figures(totals: Totals[int, Options]) -> "dict[str, Figure]":
 
     rows = [row for quantity in quantities(totals) for row in quantity.rows()]
     rows = [row for row in rows if row["bucket"] == "octave" and row["value"] is not None]
-    value, low, high = (np.array([row[name] for row in rows], np.float64) for name in ("value", "low", "high"))
-    error = {"array": high - value, "arrayminus": value - low}
     at = [row["tokens before"] for row in rows]
-    drawn: Figure = Figure(Scatter(x=at, y=value, error_y=error, mode="lines+markers"))
+    drawn: Figure = Figure(
+        Scatter(x=at, y=[row["value"] for row in rows], error_y=error_bars(rows), mode="lines+markers")
+    )
     drawn.update_layout(title=TITLE, xaxis_title="tokens of the document before", yaxis_title=LOSS)
     return {"octaves": drawn}
 

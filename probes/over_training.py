@@ -25,7 +25,7 @@ from probes.running.command import COUNTING, Measured, Output, measure_subjects,
 from probes.running.probe import Probe, is_scoring
 from probes.running.seeds import over_seeds
 from probes.running.source import Source, Subject, running_subject
-from probes.statistics.quantities import Record, as_table
+from probes.statistics.quantities import Record, as_table, error_bars
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.terminal.command_line import parse
@@ -188,11 +188,8 @@ def figures(of_sets: dict[str, list[Record]], title: str) -> "list[Figure]":
                     row
                 )
             for line, at in lines.items():
-                value, low, high = ([row[end] for row in at] for end in ("value", "low", "high"))
-                up = [0 if end is None else end - x for x, end in zip(value, high, strict=True)]  # type: ignore[operator]  # numbers
-                down = [0 if end is None else x - end for x, end in zip(value, low, strict=True)]  # type: ignore[operator]  # numbers
-                error = {"array": up, "arrayminus": down}
-                figure.add_trace(Scatter(x=[row["step"] for row in at], y=value, error_y=error, name=line))
+                steps, values = ([row[name] for row in at] for name in ("step", "value"))
+                figure.add_trace(Scatter(x=steps, y=values, error_y=error_bars(at), name=line))
             figure.update_layout(title=f"{title}: {quantity} on {name}", xaxis_title="step", yaxis_title=str(quantity))
             drawn.append(figure)
     return drawn

@@ -42,7 +42,7 @@ from probes.running.claims import (
     paper_figures,
 )
 from probes.running.command import COUNTING, Measured, measure_set
-from probes.running.depth import layers_of
+from probes.running.depth import AT_DEPTH, at_depth, layers_of
 from probes.running.probe import is_choosing, refusal
 from probes.running.seeds import over_seeds
 from probes.running.source import Source, Subject, open_subjects, sample_sets
@@ -68,7 +68,8 @@ MOST_BYTES = 10**7
 AS_FAR, NO_POWER = "untrained too", "chance too"
 CHOICES = {"queries": "{} queries", "content": "{}", "heads": "heads {}"}
 """How the value of an option that a figure depends on is written."""
-BESIDE = ("chance", "baseline", "equal_depth", "untrained")
+BASELINE = "baseline"
+BESIDE = ("chance", BASELINE, "equal_depth", "untrained")
 """What stands beside ours, where there is room for all of it."""
 NOTES = (
     "matches: our 95% interval meets the printed figure, known to half of its last digit; of a range, every layer's",
@@ -109,8 +110,10 @@ def answers(pairs: Sequence[Measured]) -> Answers:
     ours, *others = ([over_seeds(rows) if rows else [] for rows in (rows_at([0] * len(pairs)), rows_at(baselines),
                                                                     rows_at(untrained), gains)])  # fmt: skip
     baseline, of_untrained, over = others
-    return Answers(architecture=pairs[0].subjects[0].architecture, options=pairs[0].options, ours=ours,
-                   baseline=baseline, untrained=of_untrained, over_baseline=over)  # fmt: skip
+    architecture = pairs[0].subjects[0].architecture
+    ours, _ = at_depth(ours, architecture, baseline, BASELINE)
+    return Answers(architecture=architecture, options=pairs[0].options, ours=ours, baseline=baseline,
+                   untrained=of_untrained, over_baseline=over)  # fmt: skip
 
 
 def rows(results: Results) -> list[Record]:
@@ -156,24 +159,18 @@ def _compared(claim: Claim, samples: str, found: Answers) -> Record:
     return _row(
         claim.what, samples, paper, [each for each in ours if each],
         null=_scaled({"value": mean.get(NULL_PREFIX + claim.null)}, scale), untrained=_scaled(untrained, scale),
-        baseline=_scaled(baseline, scale), equal_depth=_equal_depth(claim, found, mean, once),
+        baseline=_scaled(baseline, scale), equal_depth=_equal_depth(claim, mean),
         reason=str(mean.get("note", "")), choices=", ".join(choices), nearest=samples == claim.samples[0],
     )  # fmt: skip
 
 
-def _equal_depth(claim: Claim, found: Answers, mean: Record, once: Mapping[str, Cell]) -> float | None:
+def _equal_depth(claim: Claim, mean: Record) -> float | None:
     """The Baseline's mean over its layers at the executed depths of the later visit, as far as it is so deep; of
     updates, what consecutive unlooped layers do."""
     visit = claim.where.get("visit")
-    if claim.probe == UPDATES:
-        return _scaled({"value": mean.get(f"{NULL_PREFIX}unlooped")}, 1.0)
-    if not isinstance(visit, int) or visit == 1:
-        return None
-    steps = {index for index, step in enumerate(found.architecture.steps) if step.visit == visit - 1}
-    layers = [row for row in found.baseline if row["level"] == "layer" and once.items() <= row.items()]
-    at_depth = [row["value"] for row in layers if steps.issuperset(layers_of(row))]
-    values = [value for value in at_depth if isinstance(value, float)]
-    return sum(values) / len(values) if values else None
+    later = isinstance(visit, int) and visit > 1
+    null = "unlooped" if claim.probe == UPDATES else f"{BASELINE}{AT_DEPTH}" if later else ""
+    return _scaled({"value": mean.get(f"{NULL_PREFIX}{null}")}, 1.0)
 
 
 def _row(
@@ -200,7 +197,7 @@ def _row(
         "figure": what, "on": samples, "nearest": nearest, "paper": paper.text(), "least": min(values, default=None),
         "most": max(values, default=None), "low": ours[0]["low"] if len(ours) == 1 else None,
         "high": ours[0]["high"] if len(ours) == 1 else None, "layers": len(ours) if len(ours) > 1 else None,
-        "chance": null, "baseline": baseline, "equal_depth": equal_depth, "untrained": untrained, "verdict": answer,
+        "chance": null, BASELINE: baseline, "equal_depth": equal_depth, "untrained": untrained, "verdict": answer,
         "choices": choices, "note": note,
     }  # fmt: skip
 

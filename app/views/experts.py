@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from app.widgets.address import check_one_of
 from app.widgets.answers import Document, answer_of
-from app.widgets.capture_folder import chosen_capture
+from app.widgets.capture_folder import show_capture
 from cache.store import Capture
 from probes import expert_tokens
 from probes.expert_tokens import CONTEXT, GOES, ROLE, STAYS, TITLE, TOKEN
@@ -27,13 +27,7 @@ def experts_page(folder: Path) -> None:
     """The experts of the layer in the address, and the one that it names."""
     st.title("Experts, both visits")
     st.markdown("What an expert fires on at each visit of its layer, and which experts its tokens choose on the other.")
-    capture = chosen_capture(folder)
-    if capture is None:
-        return
-    try:
-        _show(capture)
-    except UserError as error:
-        st.error(str(error))
+    show_capture(folder, _show)
 
 
 def _show(capture: Capture) -> None:

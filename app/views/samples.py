@@ -8,7 +8,7 @@ from pandas.api.types import is_numeric_dtype
 
 from app.widgets.address import check_address, check_one_of
 from app.widgets.canvas import show_canvas, tokens_of
-from app.widgets.capture_folder import chosen_capture
+from app.widgets.capture_folder import show_capture
 from app.widgets.options import parse_option
 from app.widgets.sample import choose_number, choose_sample
 from cache.store import Capture
@@ -28,13 +28,7 @@ def samples_page(folder: Path) -> None:
     """The table as the address filters and sorts it, and the sample that it names."""
     st.title("Samples")
     st.markdown("What the network read, how well it predicted it, and what each probe measured on each sample.")
-    capture = chosen_capture(folder)
-    if capture is None:
-        return
-    try:
-        _show(capture)
-    except UserError as error:
-        st.error(str(error))
+    show_capture(folder, _show)
 
 
 def _show(capture: Capture) -> None:

@@ -1,6 +1,7 @@
 """The folder of captures: what lies in it, which of them a page shows, and what to type when there is none."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import streamlit as st
@@ -104,3 +105,14 @@ def chosen_capture(folder: Path) -> Capture | None:
     except UserError as error:
         st.error(str(error))
         return None
+
+
+def show_capture(folder: Path, show: Callable[[Capture], None]) -> None:
+    """Show the chosen capture; what is wrong with it stands in its place, in a line."""
+    capture = chosen_capture(folder)
+    if capture is None:
+        return
+    try:
+        show(capture)
+    except UserError as error:
+        st.error(str(error))

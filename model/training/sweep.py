@@ -18,7 +18,6 @@ sized before any trains; an interrupted sweep goes on. It ends in `runs.csv`, wh
 
 import csv
 import io
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +37,7 @@ from smelt_interp.costs.budget import budget
 from smelt_interp.costs.matching import MatchRequest, baseline_network
 from smelt_interp.costs.sparsity import fully_active_control, sparsity
 from smelt_interp.errors import UserError, run_command, shown
+from smelt_interp.over_seeds import half_interval
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.output_files import write_whole
 from smelt_interp.terminal.tables import Cell, Table, print_table
@@ -139,7 +139,7 @@ def sweep(options: SweepOptions) -> tuple[Table, dict[str, bytes]]:
     rows: list[list[Cell]] = []
     for name, runs in by_name.items():
         losses, over = _losses(runs), _losses(runs) - _losses(by_name[BASELINE])
-        difference = [None, None] if name == BASELINE else [float(over.mean()), half_interval(over)]
+        difference = [None, None] if name == BASELINE else [float(over.mean()), half_interval(over.tolist())]
         exact = [] if shots is None else [float(np.mean([each.exact_match[shots] for each in runs]))]
         shape = shape_cells(members[name], baseline, attended_tokens)
         rows.append([name, *shape, float(losses.mean()), *difference, *exact])
@@ -194,14 +194,6 @@ def _csv(rows: Sequence[Row]) -> bytes:
         writer.writeheader()
         writer.writerows(rows)
     return text.getvalue().encode()
-
-
-def half_interval(values: Floats) -> float | None:
-    """Half of the 95% interval of a mean, by Student's law; None of one value."""
-    from scipy.special import stdtrit  # slow to import
-
-    n = len(values)
-    return None if n < 2 else float(stdtrit(n - 1, 0.975) * values.std(ddof=1) / math.sqrt(n))
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from probes.running.report import cell_text, keys_of, nulls_of
-from probes.statistics.quantities import NULL_PREFIX, OTHER_PREFIX, Record
+from probes.statistics.quantities import NULL_PREFIX, OTHER_PREFIX, Record, error_bars
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -79,7 +79,7 @@ def _visits(rows: Sequence[Record]) -> Iterator[tuple[int, int, int]]:
 def _numbers(row: Record) -> list[float]:
     """Every number that is drawn of a row: each network's and each null."""
     names = [name for name in row if name.startswith((NULL_PREFIX, OTHER_PREFIX))]
-    return [float(row[name]) for name in ("value", *names) if isinstance(row.get(name), int | float)]  # type: ignore[arg-type]  # a number
+    return [float(cell) for name in ("value", *names) if isinstance(cell := row.get(name), int | float)]
 
 
 def needs_log(panel: Panel) -> bool:
@@ -161,18 +161,16 @@ def _add_network(
     """One network's values with their intervals. `column`: of its values, empty for the first network's."""
     from plotly.graph_objects import Scatter
 
-    value, low, high = (f"{column}{end}" for end in ("", "_low", "_high")) if column else ("value", "low", "high")
+    names = value, low, high = (column, f"{column}_low", f"{column}_high") if column else ("value", "low", "high")
     if all(row.get(value) is None for row in panel.rows):
         return
-    ends = [(row.get(value), row.get(low), row.get(high)) for row in panel.rows]
-    known = [end if None not in end else (0.0, 0.0, 0.0) for end in ends]
     figure.add_trace(
-        Scatter(x=list(range(len(panel.rows))), y=[end[0] for end in ends], name=called, legendgroup=called,
-                showlegend=called not in named, mode="lines+markers", line={"color": colour, "width": 2},
-                marker_size=5, text=[_place(row) + _bracket(row.get(low), row.get(high)) for row in panel.rows],
+        Scatter(x=list(range(len(panel.rows))), y=[row.get(value) for row in panel.rows], name=called,
+                legendgroup=called, showlegend=called not in named, mode="lines+markers",
+                line={"color": colour, "width": 2}, marker_size=5,
+                text=[_place(row) + _bracket(row.get(low), row.get(high)) for row in panel.rows],
                 error_y={"type": "data", "symmetric": False, "thickness": 1, "width": 3,
-                         "array": [float(end[2]) - float(end[0]) for end in known],  # type: ignore[arg-type]  # numbers
-                         "arrayminus": [float(end[0]) - float(end[1]) for end in known]},  # type: ignore[arg-type]  # numbers
+                         **error_bars(panel.rows, names)},
                 hovertemplate=f"{panel.title}<br><b>%{{y:.4g}}</b> %{{text}}<extra>{called}</extra>"),
         **place,
     )  # fmt: skip

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from probes.running.report import keys_of
-from probes.statistics.bootstrap import LEVEL, Estimate
+from probes.statistics.bootstrap import Estimate
 from probes.statistics.grid import Cell
 from probes.statistics.quantities import NULL_PREFIX, OTHER_PREFIX, Record
+from smelt_interp.over_seeds import half_interval
 
 
 def over_seeds(of_runs: Sequence[Sequence[Record]]) -> list[Record]:
@@ -45,8 +46,6 @@ def _mean(rows: Sequence[Record]) -> Record:
 
 def student_interval(values: Sequence[float]) -> Estimate:
     """The mean of independent runs with its 95% interval by Student's law; two runs or more."""
-    from scipy.special import stdtrit  # scipy is slow to import, and `--help` needs none
-
-    n, mean = len(values), float(np.mean(values))
-    spread = float(stdtrit(n - 1, (1 + LEVEL) / 2) * np.std(values, ddof=1) / np.sqrt(n))
-    return Estimate(mean, mean - spread, mean + spread, n)
+    mean, half = float(np.mean(values)), half_interval(values)
+    assert half is not None  # of one run rows stay as they are
+    return Estimate(mean, mean - half, mean + half, len(values))

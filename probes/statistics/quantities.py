@@ -170,6 +170,13 @@ def _finite(number: float) -> float | None:
     return float(number) if np.isfinite(number) else None
 
 
+def error_bars(rows: Sequence[Record], names: Sequence[str] = ("value", "low", "high")) -> dict[str, list[float]]:
+    """How far the interval of each row reaches above and below its value, as plotly takes it; 0 where it has none."""
+    ends = [[cell for name in names if isinstance(cell := row.get(name), int | float)] for row in rows]
+    known = [each if len(each) == len(names) else [0.0, 0.0, 0.0] for each in ends]
+    return {"array": [high - value for value, _, high in known], "arrayminus": [value - low for value, low, _ in known]}
+
+
 def table(quantities: Iterable[Quantity]) -> "DataFrame":
     """Every row of the quantities, headline first; `records` reads it back."""
     rows = [row for quantity in quantities for row in quantity.rows()]

@@ -5,16 +5,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from scipy.stats import ttest_1samp
 
 from model.network import LoopedMoE
 from model.training import members
 from model.training.members import Trained
 from model.training.options import TrainOptions
 from model.training.pair import PairOptions, train_pair
-from model.training.sweep import SweepOptions, configs, half_interval, sweep
+from model.training.sweep import SweepOptions, configs, sweep
 from smelt_interp.costs.budget import PAPER_TOLERANCE, budget, mismatch
 from smelt_interp.costs.matching import MatchRequest
 from smelt_interp.costs.presets import DEMO_BASELINE, causal_mean
@@ -131,10 +129,3 @@ def test_networks_that_read_other_tokens_are_told(monkeypatch):
     monkeypatch.setattr(members, "_read", read)
     with pytest.raises(UserError, match="in sweep must have read the same tokens in the same order; they have not"):
         sweep(SWEEP)
-
-
-def test_the_interval_over_seeds_is_students():
-    values = np.random.default_rng(0).normal(size=7)
-    low, high = ttest_1samp(values, 0).confidence_interval()
-    assert half_interval(values) == pytest.approx((high - low) / 2)
-    assert half_interval(values[:1]) is None
