@@ -26,14 +26,17 @@ def row_of(numbers: dict[str, float], scores: Evaluation) -> dict[str, float]:
 
 
 def append(path: Path, row: dict[str, float]) -> None:
-    """Add a row; the first brings the names of the columns."""
+    """Add a row; the first brings the names of the columns. An `OSError` names the file."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(row), lineterminator="\n")
     if not path.exists() or not path.stat().st_size:
         writer.writeheader()
     writer.writerow(row)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text.getvalue())
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text.getvalue())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def keep_before(path: Path, step: int) -> None:

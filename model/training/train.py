@@ -6,7 +6,7 @@ has rows of its own, and the first one writes.
 """
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from model.training.run_folder import CHECKPOINT, RUN, locked, read_run, write_o
 from model.training.schedule import decay_start, rate
 from model.training.sharding import check_ranks, clip, round_weights, shard, whole_weights
 from model.training.state import Place, load_state, save_state, states
+from model.training.tensorboard import Events
 from smelt_interp.data.mixture import TrainingMixture, extend
 from smelt_interp.data.samples import Samples
 from smelt_interp.errors import UserError, run_command
@@ -148,7 +149,8 @@ def _train_one(options: TrainOptions) -> Path:
         place = _begin(options, training)
         if ranks.is_first_rank():
             keep_before(options.out / METRICS, place.step)
-        place = _steps(training, mixture, held_out, place)
+        with closing(Events(options.out, place.step)) if ranks.is_first_rank() else nullcontext() as events:
+            place = _steps(training, mixture, held_out, place, events)
         # The checkpoint: the README's figures are of the weights as they are stored.
         round_weights(network, torch.bfloat16)
         scores = evaluate(network, options.read, held_out, episodes=256)
@@ -208,8 +210,10 @@ def _compare_trunk(options: TrainOptions, trunk: Path) -> None:
         )
 
 
-def _steps(training: Training, mixture: TrainingMixture, held_out: tuple[Samples, ...], place: Place) -> Place:
-    """The steps that are left. -> where the run stands at the end"""
+def _steps(
+    training: Training, mixture: TrainingMixture, held_out: tuple[Samples, ...], place: Place, events: Events | None
+) -> Place:
+    """The steps that are left; `events` on the rank that writes. -> where the run stands at the end"""
     options, a_step = training.options, training.options.tokens_a_step
     progress = Progress("trained", options.steps * a_step, " tokens", place.step * a_step)
     started = time.perf_counter() - place.seconds
@@ -227,8 +231,10 @@ def _steps(training: Training, mixture: TrainingMixture, held_out: tuple[Samples
         if last or done % options.evaluate_every == 0:
             scores = evaluate(training.network, options.read, held_out)
             where = {"step": done, "tokens": done * a_step, "seconds": round(seconds, 1)}
-            if ranks.is_first_rank():
-                append(options.out / METRICS, row_of(where | numbers, scores))
+            if events:
+                row = row_of(where | numbers, scores)
+                append(options.out / METRICS, row)
+                events.write(row)
                 _show(done, numbers["loss"], scores)
         if last or done % options.save_every == 0 or (options.keep_every and done % options.keep_every == 0):
             save_state(options.out, place, training.tensors(), options.keep_every)

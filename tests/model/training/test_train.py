@@ -5,6 +5,7 @@ import json
 import os
 import resource
 import signal
+import struct
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tensorboardX.proto.event_pb2 import Event
 
 from model.network import LoopedMoE
 from model.training import train as training
@@ -62,6 +64,21 @@ def metrics(run: Path) -> list[dict[str, str]]:
         return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
 
 
+def drawn(run: Path) -> list[dict[str, float]]:
+    """The rows that TensorBoard shows: of its files in turn, each dropping what it writes anew."""
+    rows: dict[int, dict[str, float]] = {}
+    for path in sorted((run / "tensorboard").iterdir(), key=lambda path: path.name.rsplit(".", 1)[-1]):
+        records = path.read_bytes()
+        while len(records) > 16:
+            (size,) = struct.unpack_from("<Q", records)
+            event, records = Event.FromString(records[12 : 12 + size]), records[16 + size :]
+            if event.HasField("session_log"):
+                rows = {step: row for step, row in rows.items() if step < event.step}
+            if event.HasField("summary"):
+                rows[event.step] = {value.tag.replace("/", "_"): value.simple_value for value in event.summary.value}
+    return [{"step": step} | row for step, row in rows.items()]
+
+
 def remembered(run: Path, step: int, options: TrainOptions = OPTIONS) -> dict[str, torch.Tensor]:
     """Everything in a state."""
     network = LoopedMoE(TINY)
@@ -107,6 +124,9 @@ def test_a_run_that_was_killed_at_any_call_goes_on_to_the_same_bits(whole):
         calls += 15  # later each time, since a run that goes on has less to do
         assert calls < 200
     check_same(Path("run"), whole)
+    for shown, row in zip(drawn(Path("run")), metrics(whole), strict=True):
+        del shown["seconds"]
+        assert shown == pytest.approx({name: float(value) for name, value in row.items()}, rel=1e-6, nan_ok=True)
 
 
 def test_ctrl_c_while_a_state_is_written_is_ctrl_c_and_the_run_goes_on(whole):
@@ -250,18 +270,27 @@ def test_a_run_that_leaves_the_finite_numbers_says_the_step_and_keeps_the_last_s
         train(replace(OPTIONS, out=Path("other"), learning_rate=1e18, warmup=0))
 
 
-@pytest.mark.parametrize("room", [10, 4_000])
-def test_a_full_disk_is_one_line_and_leaves_no_partial_state(room):
+@pytest.mark.parametrize(
+    ("room", "full", "left"),
+    [
+        (10, "run/run.json", [".lock"]),
+        (20, "run/tensorboard", [".lock", "run.json", "tensorboard"]),
+        (4_000, "run/state-000000002", [".lock", "run.json", "tensorboard"]),
+    ],
+)
+def test_a_full_disk_is_one_line_and_leaves_no_partial_state(room, full, left, monkeypatch):
+    if room == 20:
+        monkeypatch.setattr(training, "write_or_compare", lambda options, *_: (options.out / "run.json").touch())
+
     def train_on_a_full_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
         run_command(lambda: print(train(OPTIONS)))
 
-    full = "run/run.json" if room == 10 else "run/state-000000002"
     code, said = Child(train_on_a_full_disk).wait()
     assert (code, said.count("\n")) == (1, 1)
     assert said.startswith("error: ")
     assert full in said
-    assert sorted(path.name for path in Path("run").iterdir()) == ([".lock"] if room == 10 else [".lock", "run.json"])
+    assert sorted(path.name for path in Path("run").iterdir()) == left
 
 
 def test_a_damaged_state_is_named_with_the_way_on(whole):
