@@ -29,6 +29,10 @@ MARKS_WIDTH = 40
 """Characters that stand below a panel without touching."""
 
 
+Drawn = dict[str, object]
+"""A shape or a mark, as plotly takes it."""
+
+
 class Panel(NamedTuple):
     """One quantity: its rows in the order of the plan."""
 
@@ -106,13 +110,17 @@ def comparison_figure(rows: Sequence[Record], name: str, others: Mapping[str, st
     figure: Figure = make_subplots(lines, columns, subplot_titles=[panel.title for panel in drawn],
                                    vertical_spacing=min(70 / (height + 60), 1 / max(lines - 1, 1)))  # fmt: skip
     networks = {"": name, **{OTHER_PREFIX + column: called for column, called in others.items()}}
+    shades: list[Drawn] = []
+    marks: list[Drawn] = []
     named: set[str] = set()
     for index, panel in enumerate(drawn):
         place = {"row": index // columns + 1, "col": index % columns + 1}
         _add_nulls(figure, panel, place, named)
         for (column, called), colour in zip(networks.items(), cycle(NETWORK_COLOURS)):
             _add_network(figure, panel, column, called, colour, place, named)
-        _shade(figure, panel, place)  # after the lines: plotly shades no empty panel
+        for shade, mark in _shades(panel, str(index + 1) if index else ""):
+            shades.append(shade)
+            marks.append(mark)
         every = ceil(sum(len(mark) + 1 for mark in panel.marks) / MARKS_WIDTH)
         ticks = list(range(0, len(panel.marks), every))
         figure.update_xaxes(tickvals=ticks, ticktext=[panel.marks[tick] for tick in ticks], showgrid=False,
@@ -120,21 +128,24 @@ def comparison_figure(rows: Sequence[Record], name: str, others: Mapping[str, st
                             title_text="layer" if panel.rows[0]["level"] == "layer" else "")  # fmt: skip
         if needs_log(panel):
             figure.update_yaxes(type="log", title_text="log", title_standoff=2, **place)
-    figure.update_annotations(font_size=13)
+    # All at once: plotly's own shading of a panel checks every shape and mark drawn before it, again for each.
     figure.update_layout(
+        shapes=shades, annotations=[*figure.layout.annotations, *marks],
         height=height + 90, margin={"l": 50, "r": 10, "t": 80, "b": 50}, hovermode="closest",
         legend={"orientation": "h", "y": 1, "yref": "container", "yanchor": "top", "x": 0},
     )  # fmt: skip
+    figure.update_annotations(font_size=13)
     return figure
 
 
-def _shade(figure: "Figure", panel: Panel, place: Mapping[str, int]) -> None:
+def _shades(panel: Panel, number: str) -> Iterator[tuple[Drawn, Drawn]]:
+    """Behind each visit's rows a rectangle as high as the panel, and its name. number: as plotly writes an axis's."""
+    axes = {"xref": f"x{number}", "yref": f"y{number} domain"}
     for first, last, visit in panel.shades:
-        figure.add_vrect(
-            x0=first - 0.5, x1=last + 0.5, fillcolor=VISIT_SHADES[(visit - 1) % len(VISIT_SHADES)], line_width=0,
-            layer="below", **place, annotation={"text": f"visit {visit}", "font_size": 10, "opacity": 0.8},
-            annotation_position="top left",
-        )  # fmt: skip
+        left, colour = first - 0.5, VISIT_SHADES[(visit - 1) % len(VISIT_SHADES)]
+        shade = {"type": "rect", "x0": left, "x1": last + 0.5, "y0": 0, "y1": 1, "fillcolor": colour, "line_width": 0}
+        mark = {"text": f"visit {visit}", "x": left, "y": 1, "xanchor": "left", "yanchor": "top", "opacity": 0.8}
+        yield shade | axes | {"layer": "below"}, mark | axes | {"showarrow": False}
 
 
 def _add_nulls(figure: "Figure", panel: Panel, place: Mapping[str, int], named: set[str]) -> None:

@@ -2,14 +2,25 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+from streamlit.components.v2 import manifest_scanner
 
 from cache.recording import write_capture
 from tests.support.app_captures import episodes
 from tests.support.app_pages import cut_short
 from tests.support.planted import BASELINE, LOOPED
+
+
+@pytest.fixture(scope="session", autouse=True)
+def components_looked_for_once() -> Iterator[None]:
+    """Streamlit reads what every installed package says of itself before it opens a page; here before the first."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_scanner, "scan_component_manifests", cache(manifest_scanner.scan_component_manifests))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -97,19 +97,13 @@ def words_of(test: AppTest, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "query", "words"), ASKED)
-def test_a_page_gives_the_json_of_the_command_that_it_names(
+def test_a_page_gives_the_json_of_the_command_that_it_names_and_every_line_of_its_tables(
     name: str, query: dict[str, str], words: str, downloads: list[str], command: Command
 ) -> None:
     test = page(name, **query)
     assert words_of(test, name) == words.split()
     assert json.loads(downloads[-1]) == command.json(MAIN[name], *words.split())
-
-
-@pytest.mark.parametrize(("name", "query", "words"), ASKED)
-def test_every_line_of_a_pages_tables_is_printed_by_the_command(
-    name: str, query: dict[str, str], words: str, command: Command
-) -> None:
-    tables = [frame for frame in page(name, **query).dataframe if "printed" not in frame.value]
+    tables = [frame for frame in test.dataframe if "printed" not in frame.value]
     lines = [line.split() for line in command.text(MAIN[name], *words.split()).splitlines()]
     shown = [" ".join(map(str, row)).split() for table in tables for row in table.value.itertuples(index=False)]
     assert len(shown) >= 3
@@ -338,29 +332,39 @@ def test_what_a_command_refuses_is_one_line_on_its_page(name: str, query: dict[s
     assert not test.dataframe
 
 
-@pytest.mark.parametrize(
-    ("name", "query", "line"),
-    [
-        ("budget", {"attended_tokens": "-1"}, "attended_tokens must be at least 0; got -1.0"),
-        ("budget", {"layers": "4-3"}, "layers must be first-last or own; got 4-3"),
-        ("budget", {"width": "inf"}, "width must be whole number; got inf"),
-        ("budget", {"span": "1e400"}, "span must be 0 to 1; got 1e400"),
-        ("budget", {"pair": "9T"}, "pair must be one of .*; got '9T'"),
-        ("matching", {"visits": "0"}, "visits must be at least 1; got 0"),
-        ("matching", {"depth": "deep"}, "depth must be whole number or baseline or free; got deep"),
-        ("matching", {"baseline": "9T"}, "baseline must be one of .*; got '9T'"),
-        ("scaling", {"compute": "0"}, "compute.0 must be above 0; got 0.0"),
-        ("scaling", {"sparsity": ""}, r"sparsity must be a list of at least 1; got \(\)"),
-        ("scaling", {"at_sparsity": "nan"}, "at_sparsity must be one of .*; got 'nan'"),
-        ("serving", {"kept_share": "2"}, "kept_share must be at most 1; got 2.0"),
-        ("serving", {"l2_bytes": "-1"}, "l2_bytes must be at least 1; got -1.0"),
-        ("serving", {"gpu": "abacus"}, "gpu must be one of .*; got 'abacus'"),
-    ],
-)
-def test_a_wrong_value_in_the_address_falls_back_and_says_so(name: str, query: dict[str, str], line: str) -> None:
-    test = page(name, **query)
-    (mistake,) = test.warning
-    assert re.fullmatch(f"The address: {line}: shown is .*", mistake.value)
+WRONG = {
+    "budget": {
+        "attended_tokens": ("-1", "at least 0; got -1.0"),
+        "layers": ("4-3", "first-last or own; got 4-3"),
+        "width": ("inf", "whole number; got inf"),
+        "span": ("1e400", "0 to 1; got 1e400"),
+        "pair": ("9T", "one of .*; got '9T'"),
+    },
+    "matching": {
+        "visits": ("0", "at least 1; got 0"),
+        "depth": ("deep", "whole number or baseline or free; got deep"),
+        "baseline": ("9T", "one of .*; got '9T'"),
+    },
+    "scaling": {
+        "compute.0": ("0", "above 0; got 0.0"),
+        "sparsity": ("", r"a list of at least 1; got \(\)"),
+        "at_sparsity": ("nan", "one of .*; got 'nan'"),
+    },
+    "serving": {
+        "kept_share": ("2", "at most 1; got 2.0"),
+        "l2_bytes": ("-1", "at least 1; got -1.0"),
+        "gpu": ("abacus", "one of .*; got 'abacus'"),
+    },
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_values_in_the_address_fall_back_and_each_says_so(name: str) -> None:
+    test = page(name, **{key.removesuffix(".0"): value for key, (value, _) in WRONG[name].items()})
+    said = [line.value.removeprefix("The address: ").partition(" must be ")[::2] for line in test.warning]
+    assert sorted(key for key, _ in said) == sorted(WRONG[name])
+    for key, line in said:
+        assert re.fullmatch(f"{WRONG[name][key][1]}: shown is .*", line)
     assert test.dataframe
     assert not test.error
 

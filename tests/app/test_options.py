@@ -1,7 +1,6 @@
 """A probe's options as a page has them."""
 
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -10,19 +9,6 @@ from app.widgets.options import option_help, option_words, parse_option, query_o
 from probes.running import catalog, command
 from smelt_interp.errors import UserError
 from smelt_interp.terminal.from_one import as_typed
-from tests.support.app_pages import probe
-
-
-@pytest.mark.parametrize("name", catalog.NAMES)
-def test_a_page_has_the_options_of_the_command_and_no_other(name: str, folder: Path) -> None:
-    test = probe(name, folder, capture="looped")
-    kinds = (test.selectbox, test.multiselect, test.number_input, test.text_input, test.toggle)
-    widgets = {widget.key: widget.help for kind in kinds for widget in kind}
-    help_of = option_help(catalog.load(name).Options)
-    assert set(widgets) == {"capture", "against", *(field.name for field in fields(catalog.load(name).Options))}
-    assert {key: widgets[key] for key in help_of} == help_of
-    assert all(help_of.values())
-
 
 CHANGED = {
     "attention_sink": {"heads": "2 4", "t_min": "2", "content": "brackets", "sink_threshold": "0.5"},
@@ -33,7 +19,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("name", catalog.NAMES)
-def test_address_and_command_give_the_same_options(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_has_the_options_of_the_command_and_no_other_and_an_address_gives_the_same(name: str) -> None:
     address = CHANGED.get(name, {})
 
     def script(name: str) -> None:
@@ -48,6 +34,12 @@ def test_address_and_command_give_the_same_options(name: str, monkeypatch: pytes
     test.query_params.update(address)
     made = test.run().session_state["made"]
     module = catalog.load(name)
+    kinds = (test.selectbox, test.multiselect, test.number_input, test.text_input, test.toggle)
+    widgets = {widget.key: widget.help for kind in kinds for widget in kind}
+    help_of = option_help(module.Options)
+    assert set(widgets) == {field.name for field in fields(module.Options)}
+    assert {key: widgets[key] for key in help_of} == help_of
+    assert all(help_of.values())
     arguments = command.parse(name, module, ["--capture", "x", *option_words(made)])
     assert arguments.measure == made
     for key, text in address.items():

@@ -6,9 +6,11 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
+from pandas import DataFrame
 
 from cache.recording import write_capture
 from cache.store import Capture
@@ -102,29 +104,42 @@ def test_what_a_probe_refuses_is_one_line(folder: Path) -> None:
 
 
 WRONG = [
-    ("attention_sink", {"t_min": "1e400"}, "t_min must be whole number; got 1e400: shown is 1"),
-    ("attention_sink", {"t_min": "0"}, "t_min must be at least 1; got 0: shown is 1"),
-    ("attention_sink", {"t_min": "9" * 30}, r"t_min must be at most 9\d+ on a page, .*: shown is 1"),
-    ("attention_sink", {"heads": "1 x"}, "heads must be whole numbers separated by spaces; got 1 x: shown is none"),
-    ("attention_sink", {"sink_threshold": "inf"}, "sink_threshold must be .*: shown is 0.3"),
-    ("attention_sink", {"content": "words"}, "content must be demonstration_answers or .*; got words: shown is .*"),
-    ("attention_sink", {"against": "gone"}, "against must be among baseline; got 'gone': shown are all"),
-    ("expert_overlap", {"shuffles": "1001"}, "shuffles must be at most .*; got 1001: shown is .*"),
-    ("massive_activations", {"times": "-1"}, "times must be at least .*; got -1.0: shown is .*"),
+    (
+        "attention_sink",
+        {
+            "t_min": ("1e400", "whole number; got 1e400: shown is 1"),
+            "heads": ("1 x", "whole numbers separated by spaces; got 1 x: shown is none"),
+            "sink_threshold": ("inf", ".*: shown is 0.3"),
+            "content": ("words", "demonstration_answers or .*; got words: shown is .*"),
+            "against": ("gone", "among baseline; got 'gone': shown are all"),
+        },
+    ),
+    ("attention_sink", {"t_min": ("0", "at least 1; got 0: shown is 1")}),
+    ("attention_sink", {"t_min": ("9" * 30, r"at most 9\d+ on a page, .*: shown is 1")}),
+    ("expert_overlap", {"shuffles": ("1001", "at most .*; got 1001: shown is .*")}),
+    ("massive_activations", {"times": ("-1", "at least .*; got -1.0: shown is .*")}),
 ]
 
 
-@pytest.mark.parametrize(("name", "address", "line"), WRONG)
-def test_a_wrong_value_in_the_address_falls_back_and_says_so(
-    name: str, address: dict[str, str], line: str, folder: Path
+@pytest.mark.parametrize(("name", "wrong"), WRONG)
+def test_wrong_values_in_the_address_fall_back_and_each_says_so(
+    name: str, wrong: dict[str, tuple[str, str]], folder: Path
 ) -> None:
-    test = probe(name, folder, capture="looped", **address)
-    (mistake,) = test.warning
-    assert re.fullmatch(f"The address: {line}", mistake.value)
-    (wrong,) = address
-    assert wrong not in test.query_params
-    assert test.dataframe[0].value.equals(probe(name, folder, capture="looped").dataframe[0].value)
+    test = probe(name, folder, capture="looped", **{key: value for key, (value, _) in wrong.items()})
+    said = {line.removeprefix("The address: ").partition(" must be ")[::2] for line in (w.value for w in test.warning)}
+    assert {key for key, _ in said} == set(wrong)
+    assert len(test.warning) == len(wrong)
+    for key, line in said:
+        assert re.fullmatch(wrong[key][1], line)
+    assert not set(wrong) & set(test.query_params)
+    assert test.dataframe[0].value.equals(shown_of(name, folder))
     assert not test.run().warning
+
+
+@cache
+def shown_of(name: str, folder: Path) -> DataFrame:
+    """The headline of a probe's page without any choice."""
+    return probe(name, folder, capture="looped").dataframe[0].value
 
 
 def test_a_choice_given_twice_in_the_address_falls_back(folder: Path) -> None:
