@@ -3,9 +3,10 @@
 With the final norm's scale frozen at what it is, a logit is linear in the stream, and the stream is what entered plus
 every update. So each update contributes (update * gain / scale) . unembedding of the token that really follows, and
 
-    logit = contribution of what entered + sum of the contributions of all steps + remainder
+    logit = contribution of what entered + sum of the contributions of all steps + bias + remainder
 
-where the remainder is what the network does beside adding updates to its stream (ours, Llama and its kin: nothing). A
+where the bias is that of the final norm, if it has one (a LayerNorm, which takes the mean off each update too), and the
+remainder is what the network does beside adding updates to its stream (ours, Llama and its kin: nothing). A
 step's contribution is the sum of its heads' and its experts'. `direct` effects alone: what a later layer makes of an
 update is that layer's contribution. Means over the tokens that are followed by another of their document; the headline
 has the sum over the steps of each part of the network.
@@ -32,7 +33,6 @@ from probes.statistics.quantities import Quantity
 from probes.statistics.sums import Reduced, Sums, Totals
 from smelt_interp.architecture import Architecture, Loop
 from smelt_interp.data.datasets import DataOptions
-from smelt_interp.errors import UserError
 from smelt_interp.validation import validated
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ OVERVIEW = ()
 BEFORE, AFTER = "hook_resid_pre", "hook_resid_post"
 UPDATES = {"attention": "hook_attn_out", "experts": "hook_mlp_out"}
 HEADS, SLOTS, CHOSEN = "attn.hook_result", "mlp.hook_expert_result", "mlp.hook_expert_indices"
-CONTRIBUTION, ENTERED, REMAINDER, LOGIT = "contribution", "entered", "remainder", "logit"
+CONTRIBUTION, ENTERED, BIAS, REMAINDER, LOGIT = "contribution", "entered", "bias", "remainder", "logit"
 
 
 @validated
@@ -77,12 +77,7 @@ def needs(architecture: Architecture) -> tuple[str, ...]:
 
 
 def start_on(network: "LoopedModel", options: Options) -> Sums[Layout, Options]:
-    """Contributions by sample. Raises `UserError` for a final norm that takes a mean off."""
-    if network.cfg.normalization_type == "LN":
-        raise UserError(
-            f"a logit must be read through a norm without a mean to be attributed; got a {network.architecture.family} "
-            "network's LayerNorm: take one with RMSNorm"
-        )
+    """Contributions by sample."""
     return Sums(network.architecture, options, lay_out, partial(reduce, network), quantities)
 
 
@@ -112,21 +107,42 @@ def reduce(network: "LoopedModel", batch: Batch, layout: Layout, options: Option
         end_BTD = tensor(batch, steps[-1], AFTER)
         next_BTD, logit_BT = wanted(network, batch, end_BTD, options)
         counted_BT1 = torch.from_numpy(counts_BT).to(end_BTD.device)[..., None]
-        # What a unit of the stream is worth to a logit after the norm: its gain, by its scale at this token.
-        gain_D: Tensor | float = getattr(network.ln_final, "weight", 1.0)  # some families' norms have none
-        gained_BTD = gain_D * end_BTD
-        scale_BT1 = gained_BTD.norm(dim=-1, keepdim=True) / network.ln_final(end_BTD).norm(dim=-1, keepdim=True)
-        worth_BTD = (gain_D / scale_BT1).double() * counted_BT1
+        worth_BTD, bias_D = norm_at(network, end_BTD)
         elsewhere_B1D = (next_BTD * counted_BT1).sum(1, keepdim=True) / counted_BT1.sum(1, keepdim=True).clamp(min=1)
         by_sample: dict[str, Tensor] = {
             "tokens": counted_BT1.sum((1, 2)),
             LOGIT: (logit_BT * counted_BT1[..., 0]).sum(1),
         }
-        for word, direction_BTD in (("", worth_BTD * next_BTD), ("shuffled ", worth_BTD * elsewhere_B1D)):
+        for word, asked_BTD in (("", next_BTD), ("shuffled ", elsewhere_B1D)):
+            by_sample[word + BIAS] = (asked_BTD * bias_D * counted_BT1).sum((1, 2))
+            direction_BTD = worth_BTD * asked_BTD * counted_BT1
+            if has_mean(network):  # an update counts without its mean: so does the direction, instead of each update
+                direction_BTD = direction_BTD - direction_BTD.mean(-1, keepdim=True)
             by_sample[word + ENTERED] = (tensor(batch, 0, BEFORE) * direction_BTD).sum((1, 2))
             found = [of_step(batch, step, layout, direction_BTD) for step in steps]
             by_sample |= {word + name: torch.stack([each[name] for each in found], 1) for name in found[0]}
     return Reduced(by_sample=by_sample, defined={"samples": counts_BT.sum(1) > 0})
+
+
+def norm_at(network: "LoopedModel", end_BTD: "Tensor") -> "tuple[Tensor, Tensor]":
+    """What a unit of the stream is worth behind the final norm, its gain by its scale there, and the norm's bias, in
+    float64. -> (B, T, D), (D,)"""
+    import torch
+
+    gain_D = network.ln_final.weight.double()
+    bias = getattr(network.ln_final, "bias", None)
+    bias_D = torch.zeros_like(gain_D) if bias is None else bias.double()
+    given_BTD = end_BTD.double()
+    if has_mean(network):
+        given_BTD = given_BTD - given_BTD.mean(-1, keepdim=True)
+    gained_BTD = network.ln_final(end_BTD).double() - bias_D
+    scale_BT1 = (gain_D * given_BTD).norm(dim=-1, keepdim=True) / gained_BTD.norm(dim=-1, keepdim=True)
+    return gain_D / scale_BT1, bias_D
+
+
+def has_mean(network: "LoopedModel") -> bool:
+    """Whether the final norm takes a mean off."""
+    return str(network.cfg.normalization_type) == "LN"
 
 
 def wanted(network: "LoopedModel", batch: Batch, end_BTD: "Tensor", options: Options) -> "tuple[Tensor, Tensor]":
@@ -172,14 +188,18 @@ def quantities(totals: Totals[Layout, Options]) -> list[Quantity]:
         x = totals.sums[name]
         return ratio(x, totals.sums["tokens"].reshape(-1, *[1] * (x.ndim - 1)))
 
-    def whole(name: str, value_R: NDArray[np.float64], null: float | None = None) -> Quantity:
+    def whole(name: str, value_R: NDArray[np.float64], layers: str = "all", null: float | None = None) -> Quantity:
         nulls = {"shuffled": null} if null is not None else {}
-        places = [Place("headline", {"layers": ENTERED if name == CONTRIBUTION else "all"}, [0], [])]
+        places = [Place("headline", {"layers": layers}, [0], [])]
         return Quantity(name=name, value_RLH=value_R[:, None, None], places=places, n=n, nulls=nulls)
 
     parts = [part for _, part in grid.parts()]
     steps_RSU, shuffled_SU = mean("updates"), mean("shuffled updates")[0]
-    found = [whole(CONTRIBUTION, mean(ENTERED), float(mean("shuffled " + ENTERED)[0]))]
+    found = [
+        whole(CONTRIBUTION, mean(part), part, float(mean(f"shuffled {part}")[0]))
+        for part in (ENTERED, BIAS)
+        if part == ENTERED or totals.sums[part].any()
+    ]
     for index, update in enumerate(layout.updates):
         # Along L the steps, then the parts of the network, each the sum over its steps.
         value_RL, null_L = (
@@ -191,7 +211,7 @@ def quantities(totals: Totals[Layout, Options]) -> list[Quantity]:
             Quantity(name=CONTRIBUTION, value_RLH=value_RL[..., None], places=[*at, *grid.places(("layer",))], n=n,
                      nulls={"shuffled": null_L[:, None]}, where={"of": update})
         )  # fmt: skip
-    total_R = mean(ENTERED) + steps_RSU.sum((1, 2))
+    total_R = mean(ENTERED) + mean(BIAS) + steps_RSU.sum((1, 2))
     found += [whole(LOGIT, mean(LOGIT)), whole(REMAINDER, mean(LOGIT) - total_R)]
     for name, unit, known in (("heads", "head", layout.heads), ("experts", "expert", layout.experts > 0)):
         if known:

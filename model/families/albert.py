@@ -1,6 +1,6 @@
 """ALBERT: one group of layers, or a few, run again and again over the whole depth; every token sees all others.
 
-A norm follows each sum, so what a sublayer adds has no site of its own.
+A norm follows each sum, so what a sublayer adds has no site of its own, and no norm stands before one.
 """
 
 from typing import TYPE_CHECKING
@@ -22,13 +22,14 @@ def plan(config: "PretrainedConfig") -> Plan:
 ALBERT = Family(
     layers=("albert.encoder.albert_layer_groups.*.albert_layers.*",),
     plan=plan,
-    final_norm="predictions.LayerNorm",
+    final_norm="",
     attention="attention",
     reads_out=False,
     rotary=False,
     projections={},
     attn_out="",
     mlp_out="",
+    first_norm="",
     second_norm="",
     norm="LN",
     gated_mlp=False,

@@ -20,4 +20,4 @@ def plan(config: "PretrainedConfig") -> Plan:
     return in_order([*range(start), *looped, *range(stop, config.num_hidden_layers)])
 
 
-DORY = Family(plan=plan, attn_out="", mlp_out="", second_norm="")
+DORY = Family(plan=plan, attn_out="", mlp_out="", second_norm="pre_feedforward_layernorm", norm="L2")

@@ -17,7 +17,8 @@ from smelt_interp.plan import Plan, Step
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-Norm = Literal["RMS", "LN"]
+Norm = Literal["RMS", "LN", "L2"]
+"""LN takes the mean off; L2 divides by the length."""
 
 
 def in_order(layers: list[int]) -> Plan:
@@ -41,6 +42,7 @@ class Family:
     loopable: bool = False
     """Whether each layer runs once and hands one stream on, so that `--loop` can run a span of them again."""
     final_norm: str = "model.norm"
+    """The norm that reads the stream after the last step."""
     reads_out: bool = True
     """Whether it and the unembedding alone make logits of the last stream."""
     attention: str = "self_attn"
@@ -56,8 +58,10 @@ class Family:
     attn_out: str = "self_attn"
     """The module whose output is added to the stream."""
     mlp_out: str = "mlp"
+    first_norm: str = "input_layernorm"
+    """The norm whose output the attention reads."""
     second_norm: str = "post_attention_layernorm"
-    """The module that reads the stream between the two."""
+    """The norm whose output the MLP reads; where updates have sites, it reads the stream between the two."""
     router: str = ""
     """The module that gives router logits, weights of the chosen experts, and which are chosen."""
     router_kind: Router = "none"
@@ -87,6 +91,10 @@ class Family:
             "hook_resid_post": True,
             "hook_attn_out": bool(self.attn_out),
             "hook_mlp_out": bool(self.mlp_out),
+            "ln1.hook_scale": bool(self.first_norm),
+            "ln1.hook_normalized": bool(self.first_norm),
+            "ln2.hook_scale": bool(self.second_norm),
+            "ln2.hook_normalized": bool(self.second_norm),
             "attn.hook_q": "attn.hook_q" in self.projections or not self.rotary,
             "attn.hook_k": "attn.hook_k" in self.projections or not self.rotary,
             "attn.hook_v": self.calls != "softmax" or "attn.hook_v" in self.projections,

@@ -10,6 +10,7 @@ GPT2 = Family(
     rotary=False,
     projections={},
     attn_out="attn",
+    first_norm="ln_1",
     second_norm="ln_2",
     norm="LN",
     gated_mlp=False,

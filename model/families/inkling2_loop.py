@@ -2,7 +2,7 @@
 
 What one pass computed reaches the next as messages to queries, keys, values and MLP. The output of a sublayer goes
 through a short convolution before it is added, and at the border of a block to nothing at all, so there is no site for
-it; convolutions read earlier tokens.
+it; convolutions read earlier tokens. Its layers do not all have norms of their own.
 """
 
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ INKLING2_LOOP = Family(
     projections={},
     attn_out="",
     mlp_out="",
+    first_norm="",
     second_norm="",
     router="mlp.gate",
     router_kind="sigmoid",

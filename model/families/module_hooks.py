@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from model.families.family import Family
+from model.families.norms import through
 from model.families.run import RUNNING, Run
 from model.families.torch_attention import reach_inside
 
@@ -25,6 +26,9 @@ def install(family: Family, layer: int, module: nn.Module) -> None:
         module.get_submodule(path).register_forward_hook(partial(_projected, suffix))
     if family.calls != "interface":
         reach_inside(module.get_submodule(family.attention), family.calls)
+    for folder, path in (("ln1", family.first_norm), ("ln2", family.second_norm)):
+        if path:
+            module.get_submodule(path).register_forward_hook(partial(_normed, folder, family))
     if family.attn_out:
         module.get_submodule(family.attn_out).register_forward_hook(_attention_update)
     if family.mlp_out:
@@ -67,6 +71,12 @@ def _projected(suffix: str, module: nn.Module, args: tuple[object, ...], output:
         return None
     heads = output.unflatten(-1, (-1, run.request.architecture.head_width))
     return run.through(suffix, heads).flatten(-2)
+
+
+def _normed(folder: str, family: Family, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+    if (run := RUNNING.get()) is None:
+        return None
+    return through(run.points(folder), module, family.norm, args[0], output)
 
 
 def _attention_update(module: nn.Module, args: tuple[object, ...], output: object) -> object:

@@ -12,6 +12,7 @@ from transformer_lens.config import TransformerLensConfig
 from model.families.attention import NAME, register
 from model.families.family import Family
 from model.families.module_hooks import install
+from model.families.norms import FinalNorm, through
 from model.families.run import RUNNING, Run, Stopped
 from model.families.visits import run_again
 from model.hooks.hook_point import SitePoint
@@ -72,6 +73,10 @@ class FamilyNetwork(LoopedModel):
             register()
             model.set_attn_implementation(NAME)
         self.hook_embed = SitePoint()
+        if family.final_norm:
+            norm = model.get_submodule(family.final_norm)
+            self.ln_final = FinalNorm(norm)
+            norm.register_forward_hook(self._finally_normed)
         self.blocks = nn.ModuleList(FamilyStep(self.architecture.sites) for _ in self.plan)
         self.setup()
 
@@ -172,6 +177,12 @@ class FamilyNetwork(LoopedModel):
         run = RUNNING.get()
         return None if run is None or not run.request.from_tokens else self.hook_embed(output)
 
+    def _finally_normed(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        run = RUNNING.get()  # some families' norm runs after each visit: the last time is the last norm
+        if run is None or not run.is_over:
+            return None
+        return through(self.get_submodule("ln_final"), module, self.family.norm, args[0], output)
+
     @property
     def embed(self) -> Weighted:  # type: ignore[override]  # a part of the authors' network, not one of ours
         """The token embedding."""
@@ -184,18 +195,20 @@ class FamilyNetwork(LoopedModel):
         unembedding: Weighted = self.model.get_output_embeddings()
         return unembedding
 
-    @property
-    def ln_final(self) -> Weighted:  # type: ignore[override]  # theirs, as well
-        """The last norm."""
-        norm: Weighted = self.model.get_submodule(self.family.final_norm)
-        return norm
-
     def readout(self, resid_BTD: Tensor) -> Tensor:
         """Raises `UserError` for a network whose head is more than a norm and a map."""
+        self._check_reads_out()
+        return super().readout(resid_BTD)
+
+    def tokens_to_residual_directions(self, tokens: str | int | Tensor) -> Tensor:
+        """Raises `UserError` as `readout` does."""
+        self._check_reads_out()
+        return super().tokens_to_residual_directions(tokens)
+
+    def _check_reads_out(self) -> None:
         if not self.family.reads_out:
             raise UserError(f"a state to be read out must be of a network whose head is a norm and a map; got one of "
                             f"{self.architecture.family}, whose head does more")  # fmt: skip
-        return super().readout(resid_BTD)
 
     @property
     def cfg(self) -> TransformerLensConfig:
@@ -264,7 +277,7 @@ def _loop(model: "PreTrainedModel", config: "PretrainedConfig", family: Family, 
 
 def _require_parts(family: Family, module: nn.Module, layer: int) -> None:
     """Raise `UserError` when a layer is not built as its family's row says."""
-    paths = (family.attention, family.attn_out, family.mlp_out, family.second_norm, family.router,
+    paths = (family.attention, family.attn_out, family.mlp_out, family.first_norm, family.second_norm, family.router,
              *family.projections.values())  # fmt: skip
     known = dict(module.named_modules())
     if missing := [path for path in paths if path and path not in known]:

@@ -28,6 +28,7 @@ OPEN_MYTHOS = Family(
     projections={"attn.hook_q": "attn.wq", "attn.hook_k": "attn.wk", "attn.hook_v": "attn.wv"},
     attn_out="attn",
     mlp_out="ffn",
+    first_norm="attn_norm",
     second_norm="ffn_norm",
     halting="model.recurrent.act",
     takes_masks=False,

@@ -105,9 +105,18 @@ class Run:
 
     def point(self, suffix: str) -> SitePoint:
         """A hook point of the running step."""
-        point = self._blocks[self._step].get_submodule(suffix)
+        point = self.points(suffix)
         assert isinstance(point, SitePoint)
         return point
+
+    def points(self, folder: str) -> nn.Module:
+        """What holds hook points of the running step, e.g. those of `ln1`."""
+        return self._blocks[self._step].get_submodule(folder)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last step has ended."""
+        return self._running is None and self._step + 1 == len(self.request.architecture.steps)
 
     def through(self, suffix: str, x: Tensor) -> Tensor:
         """A value behind its hook point; itself at a site that the family has not."""

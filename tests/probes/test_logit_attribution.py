@@ -9,7 +9,6 @@ from model.hooks.looped_model import LoopedModel
 from probes import logit_attribution as probe
 from probes.running.probe import Result, run
 from probes.statistics.along_steps import predicts
-from smelt_interp.errors import UserError
 from tests.support.dense import DenseNested
 from tests.support.families import SPAN, hooked
 from tests.support.networks import tiny_network
@@ -85,5 +84,20 @@ def test_other_networks_are_attributed_as_far_as_their_streams_are_sums() -> Non
     assert {row["of"] for row in own if row.get("of")} == {"layer"}
     nested = measure(DenseNested().eval()).rows()
     assert abs(pick(nested, quantity="remainder")["value"]) > 1e-3, "a state there is a sum of two stacks"
-    with pytest.raises(UserError, match="through a norm without a mean to be attributed; got a gpt2 network's Layer"):
-        measure(hooked("gpt2"))
+
+
+@pytest.mark.parametrize("centre", [True, False])
+@torch.no_grad()
+def test_behind_a_layer_norm_updates_count_without_their_mean_and_its_bias_has_a_row(centre: bool) -> None:
+    network = hooked("gpt2", SPAN)
+    rows = measure(network, centre=centre).rows()
+    assert pick(rows, quantity="remainder")["value"] == pytest.approx(0, abs=1e-6)
+    bias = pick(rows, layers="bias")["value"]
+    parts = pick(rows, layers="entered")["value"] + sum(
+        sum(values(rows, "layer", of).values()) for of in ("attention", "experts")
+    )
+    assert parts + bias == pytest.approx(pick(rows, quantity="logit")["value"], abs=1e-6)
+    next_WD = network.W_U.T - centre * network.W_U.mean(1)
+    (batch,) = run_batches(network, SAMPLES, ("hook_resid_post",))
+    followed = [next_WD[SAMPLES.ids_NT[b, t + 1]] for b, t in np.argwhere(predicts(batch))]
+    assert bias == pytest.approx(float(torch.stack(followed).mean(0) @ network.ln_final.bias), abs=1e-7)

@@ -13,6 +13,7 @@ from model.families.network import FamilyNetwork
 from model.families.opening import REMOTE
 from model.families.table import FAMILIES
 from model.generate import Sampling, generate
+from model.hooks.activation_cache import VisitCache
 from model.kv_cache import KVCache
 from smelt_interp.costs.spans import LayerRange
 from smelt_interp.errors import UserError
@@ -25,7 +26,7 @@ logging.getLogger("transformers").setLevel(logging.ERROR)
 TOKENS_BT = torch.randint(0, 250, (2, 20), generator=torch.Generator().manual_seed(0))
 LOOPABLE = [name for name, family in FAMILIES.items() if family.loopable]
 ROUTED = [name for name, family in FAMILIES.items() if family.router]
-PATTERN, PRE, POST = "attn.hook_pattern", "hook_resid_pre", "hook_resid_post"
+PATTERN, PRE, MID, POST = "attn.hook_pattern", "hook_resid_pre", "hook_resid_mid", "hook_resid_post"
 
 every_family = pytest.mark.parametrize("name", SETTINGS)
 
@@ -90,6 +91,22 @@ def test_every_name_fires_once_with_the_axes_of_the_table(name: str) -> None:
     for step in range(len(model.plan)):
         for suffix in shape.sites:
             assert found[suffix, step].shape == tuple(size[axis] for axis in SITES[suffix].axes), suffix
+        # Scale and value of each norm make up what it read and what it gave.
+        for folder, path, read in (("ln1", FAMILIES[name].first_norm, PRE), ("ln2", FAMILIES[name].second_norm, MID)):
+            if path and read in shape.sites:
+                norm = model.layer_modules()[model.plan[step].layer].get_submodule(path)
+                check_norm(norm, found[read, step], found, f"blocks.{step}.{folder}")
+    if FAMILIES[name].reads_out:
+        check_norm(model.ln_final, found[POST, len(model.plan) - 1], found, "ln_final")
+
+
+def check_norm(norm: nn.Module, x_BTD: Tensor, found: VisitCache, at: str) -> None:
+    value_BTD, scale_BT1 = found[f"{at}.hook_normalized"], found[f"{at}.hook_scale"]
+    bias = getattr(norm, "bias", None)
+    off = 0 if bias is None else x_BTD.mean(-1, keepdim=True)
+    torch.testing.assert_close(value_BTD * scale_BT1 + off, x_BTD, atol=1e-5, rtol=1e-5)
+    gained_BTD = value_BTD * getattr(norm, "weight", 1.0) + (0 if bias is None else bias)
+    torch.testing.assert_close(gained_BTD, norm(x_BTD), atol=1e-5, rtol=1e-5)
 
 
 @every_family
@@ -98,13 +115,15 @@ def test_putting_a_tensor_back_changes_nothing_and_halving_it_does(name: str) ->
     model, step = network(name), len(network(name).plan) // 2
     model = model if not model.family.loopable else looped(name)
     whole = model(TOKENS_BT)
-    for suffix in model.architecture.sites:
-        if SITES[suffix].integer:
+    final = [at for at in ("ln_final.hook_scale", "ln_final.hook_normalized") if at in model.hook_dict]
+    assert bool(final) == (name != "albert")
+    for at in (*(hook_name(step, suffix) for suffix in model.architecture.sites), *final):
+        if at.endswith("indices"):
             continue
-        back = model.run_with_hooks(TOKENS_BT, fwd_hooks=[(hook_name(step, suffix), lambda x, hook: x.clone())])
-        half = model.run_with_hooks(TOKENS_BT, fwd_hooks=[(hook_name(step, suffix), lambda x, hook: x / 2)])
-        assert torch.equal(back, whole), suffix
-        assert not torch.equal(half, whole) or suffix == PRE, suffix  # a norm may take a factor away
+        back = model.run_with_hooks(TOKENS_BT, fwd_hooks=[(at, lambda x, hook: x.clone())])
+        half = model.run_with_hooks(TOKENS_BT, fwd_hooks=[(at, lambda x, hook: x / 2)])
+        assert torch.equal(back, whole), at
+        assert not torch.equal(half, whole) or at.endswith(PRE), at  # a norm may take a factor away
 
 
 @every_family
@@ -238,7 +257,7 @@ def test_gradients_at_every_site_are_those_of_a_finite_difference(name: str) -> 
     """To a hundredth: the authors' norms are in float32 whatever the weights are."""
     model = copy.deepcopy(looped(name)).double()
     direction = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    for suffix in (PRE, "hook_resid_mid", POST, "hook_attn_out", "hook_mlp_out"):
+    for suffix in (PRE, MID, POST, "hook_attn_out", "hook_mlp_out", "ln1.hook_normalized"):
         at = hook_name(3, suffix)
 
         def moved(by: float, at: str = at) -> float:
