@@ -148,19 +148,19 @@ def reduce(
 
 
 def gate_chances(network: "LoopedModel", batch: Batch) -> "Tensor | None":
-    """What the network's halting gate gives in a pass, if it has one. -> (V, B, T)"""
+    """The chance with which the network's halting gate stops each token, if it has one. -> (V, B, T)"""
     import torch
 
     if network.halting is None:
         return None
     seen: list[Tensor] = []
     tokens_BT, asked = pass_inputs(network, batch)
-    handle = network.halting.register_forward_hook(lambda module, args, chance_BT: seen.append(chance_BT))
+    handle = network.halting.register_forward_hook(lambda module, args, given: seen.append(given))
     try:
         network(tokens_BT, **asked)
     finally:
         handle.remove()
-    return torch.stack(seen)
+    return network.stops(torch.stack(seen))
 
 
 def measured(answers_XBT: "Tensor", next_BT: "Tensor", counted_BT: "Tensor") -> "dict[str, Tensor]":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from smelt_interp.architecture import Router
 from smelt_interp.plan import Plan, Step
@@ -68,7 +68,9 @@ class Family:
     num_experts: str = "num_experts"
     """The config's word for it."""
     halting: str = ""
-    """The gate that gives each token the chance with which it stops after a visit; the chances add up."""
+    """The gate that is called once a visit."""
+    stops: Callable[[Tensor], Tensor] = lambda chances_VBT: chances_VBT
+    """The chance with which each token stops after each visit (V, B, T), of what the gate gives; chances add up."""
     norm: Norm = "RMS"
     gated_mlp: bool = True
     causal: bool = True

@@ -97,6 +97,9 @@ class FamilyNetwork(LoopedModel):
     def halting(self) -> nn.Module | None:
         return self.model.get_submodule(self.family.halting) if self.family.halting else None
 
+    def stops(self, gates: Tensor) -> Tensor:
+        return self.family.stops(gates)
+
     def forward(self, inputs: Tensor, **options: Unpack[PassOptions]) -> Tensor:
         """Logits (B, T, W) of tokens (B, T); options as in `model.network.LoopedMoE.forward`.
 

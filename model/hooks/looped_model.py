@@ -127,8 +127,12 @@ class LoopedModel(HookedRootModule):
 
     @property
     def halting(self) -> nn.Module | None:
-        """The gate whose output, once a visit, is the chance (B, T) with which a token stops there, if it has one."""
+        """The gate that is called once a visit, if the network has one."""
         return None
+
+    def stops(self, gates: Tensor) -> Tensor:
+        """The chance with which a token stops after each visit (V, B, T), of what the gate gave; chances add up."""
+        return gates
 
     # Running
 

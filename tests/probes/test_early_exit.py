@@ -89,6 +89,27 @@ def test_batches_do_not_matter_and_any_network_is_read() -> None:
         probe.Options(confidences=(0.5, 0.5))
 
 
+@torch.no_grad()
+def test_ouros_gate_stops_what_still_runs_and_the_last_visit_has_the_rest() -> None:
+    network, tokens_BT = hooked("ouro"), torch.from_numpy(SAMPLES.ids_NT).long()
+    gate, left, expected = network.halting, 1.0, []
+    _, found = network.run_with_cache(tokens_BT, names_filter=lambda name: name.endswith("resid_post"))
+    ends = [step for step, at in enumerate(network.plan) if at.layer == 3]
+    for step in ends[:-1]:  # the real code's own words: what remains, times the chance to stop
+        chance = torch.sigmoid(gate(network.ln_final(found["hook_resid_post", step])))[..., 0]
+        expected.append(left * chance)
+        left = left * (1 - chance)
+    (batch,) = run_batches(network, SAMPLES, ("hook_resid_post",))
+    chances_VBT = probe.gate_chances(network, batch)
+    torch.testing.assert_close(chances_VBT, torch.stack([*expected, left]))
+    torch.testing.assert_close(chances_VBT.sum(0), torch.ones_like(chances_VBT[0]))
+    gate.weight.zero_()
+    gate.bias.fill_(-0.5)  # a chance of 0.378, of those that are left: 0.613 by the second visit
+    for threshold, at in ((0.37, 1), (0.5, 2), (0.62, 3)):
+        rows = measure(network, gate_chance=threshold, exits=("visit",)).rows()
+        assert pick(rows, quantity="exit", exits="visit", rule="gate")["value"] == at
+
+
 def test_a_networks_own_halting_gate_is_a_rule() -> None:
     network = hooked("open_mythos")
     gate = network.halting

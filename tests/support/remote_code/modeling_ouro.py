@@ -33,6 +33,7 @@ class OuroModel(nn.Module):
         self.layers = nn.ModuleList(OuroDecoderLayer(config, index) for index in range(config.num_hidden_layers))
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.early_exit_gate = nn.Linear(config.hidden_size, 1)
 
     def forward(self, input_ids, attention_mask=None, position_ids=None):
         x = self.embed_tokens(input_ids)
@@ -40,11 +41,13 @@ class OuroModel(nn.Module):
             position_ids = torch.arange(x.shape[1])[None]
         mask = create_causal_mask(self.config, x, attention_mask, None, position_ids)
         rotary = self.rotary_emb(x, position_ids)
+        gates = []
         for _ in range(self.config.total_ut_steps):
             for layer in self.layers:
                 x = layer(x, attention_mask=mask, position_embeddings=rotary)
             x = self.norm(x)
-        return x
+            gates.append(self.early_exit_gate(x))
+        return x, gates
 
 
 class OuroForCausalLM(PreTrainedModel, GenerationMixin):
@@ -59,4 +62,4 @@ class OuroForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def forward(self, input_ids, attention_mask=None, position_ids=None, use_cache=False, **others):
-        return CausalLMOutputWithPast(logits=self.lm_head(self.model(input_ids, attention_mask, position_ids)))
+        return CausalLMOutputWithPast(logits=self.lm_head(self.model(input_ids, attention_mask, position_ids)[0]))
