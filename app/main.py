@@ -58,6 +58,7 @@ def main() -> None:
         page("samples", "samples", "Samples"),
         page("attention", "attention", "Attention, both visits"),
         page("experts", "experts", "Experts, both visits"),
+        page("answers", "answers", "Answers along the steps"),
     ]
     paper = page("reproduction", "reproduction", "Reproduction")
     numbers = [

@@ -15,7 +15,7 @@ Beside each stands the same lens on the state that enters the first step (`enter
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
@@ -94,32 +94,42 @@ def reduce(network: "LoopedModel", batch: Batch, layout: Layout, options: Option
     """Every measure of both lenses on the entering state and after each step, summed over tokens."""
     import torch
 
-    tokens_BT, asked = pass_inputs(network, batch)
+    tokens_BT, _ = pass_inputs(network, batch)
     counts_BT = predicts(batch)
     counted_BT, answer_BT = torch.from_numpy(counts_BT).to(network.device), cast("Tensor", batch.argmax_BT).long()
-    states = [tensor(batch, 0, ENTERING), *(tensor(batch, s, AFTER) for s in range(len(layout.grid.steps)))]
     by_sample = {"tokens": counted_BT.sum(1)}
     with torch.no_grad():
-        end_BTW = network.readout(states[-1]).log_softmax(-1)
+        end_BTW = network.readout(tensor(batch, len(layout.grid.steps) - 1, AFTER)).log_softmax(-1)
         for lens in options.lenses:
-            read: Callable[[Tensor], Tensor] = network.readout
-            shown = states
-            if lens == "coda":
-                if layout.coda == len(layout.grid.steps) or not network.restarts:
-                    continue
-                asked["start_at"] = network.plan[layout.coda]
-                read, shown = partial(network, **asked), states[: layout.coda + 1]
             found = []
             before_BT: Tensor | None = None
-            for state_BTD in shown:
-                lens_BTW = read(state_BTD).log_softmax(-1)
+            for lens_BTW in readings(network, batch, layout, lens):
                 top_BT = lens_BTW.argmax(-1)
                 measures = measured(lens_BTW, end_BTW, answer_BT, tokens_BT.roll(-1, 1))
                 measures.append(top_BT != (top_BT if before_BT is None else before_BT))
                 found.append(torch.stack([(each * counted_BT).double().sum(1) for each in measures], -1))
                 before_BT = top_BT
-            by_sample[lens] = torch.stack(found, 1)
+            if found:
+                by_sample[lens] = torch.stack(found, 1)
     return Reduced(by_sample=by_sample, defined={"samples": counts_BT.sum(1) > 0})
+
+
+def readings(network: "LoopedModel", batch: Batch, layout: Layout, lens: Lens) -> "Iterator[Tensor]":
+    """What a lens reads in the state that enters the first step, then after each: log-probabilities, (B, T, W) each.
+
+    The coda lens ends with the state that enters the coda, and reads nothing where no pass can start there.
+    """
+    num_steps = len(layout.grid.steps)
+    read: Callable[[Tensor], Tensor] = network.readout
+    if lens == "coda":
+        if layout.coda == num_steps or not network.restarts:
+            return
+        asked = pass_inputs(network, batch)[1]
+        asked["start_at"] = network.plan[layout.coda]
+        read, num_steps = partial(network, **asked), layout.coda
+    yield read(tensor(batch, 0, ENTERING)).log_softmax(-1)
+    for step in range(num_steps):
+        yield read(tensor(batch, step, AFTER)).log_softmax(-1)
 
 
 def measured(lens_BTW: "Tensor", end_BTW: "Tensor", answer_BT: "Tensor", next_BT: "Tensor") -> "list[Tensor]":

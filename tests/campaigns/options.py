@@ -39,6 +39,7 @@ LINES = {
     "probes.joined": f"{TRACES} --y attention_sink:self_mass --shuffles 20",
     "probes.ablation": TRACES,
     "probes.logit_lens": TRACES,
+    "probes.answer_lens": f"--ckpt ../tiny --capture {CAPTURE}",
     "probes.logit_attribution": TRACES,
     "probes.orbit": TRACES,
     "probes.early_exit": TRACES,

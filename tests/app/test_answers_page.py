@@ -1,0 +1,48 @@
+"""The page of answers along the steps, run in process on planted captures."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cache.store import Capture
+from probes.answer_lens import FILE
+from tests.support.app_captures import plant_answers
+from tests.support.app_pages import page
+
+
+@pytest.fixture
+def answered(folder: Path, tmp_path: Path) -> Path:
+    """A folder of one capture whose answers are kept."""
+    shutil.copytree(folder / "looped", tmp_path / "looped")
+    plant_answers(Capture(tmp_path / "looped"))
+    return tmp_path
+
+
+def test_right_and_wrong_episodes_stand_side_by_side(answered: Path) -> None:
+    test = page("answers", answered, capture="looped", right="3")
+    assert [each.value for each in test.subheader][:2] == ["Answered right: 2 of 3", "Answered wrong: 1 of 3"]
+    right, wrong = (each.value for each in test.dataframe)
+    assert (right["sample"].tolist(), wrong["sample"].tolist()) == ([1, 3], [2])
+    assert (right["stands after"].tolist(), wrong["stands after"].tolist()) == (["layer 4, visit 1"] * 2, ["never"])
+    assert len(test.get("plotly_chart")) == 3  # the means, and an episode of each kind
+    assert (test.selectbox(key="right").value, test.selectbox(key="wrong").value) == (3, 2)
+    capture = Capture(answered / "looped")
+    assert [each.value for each in test.code[1:3]] == [capture.text(2).strip(), capture.text(1).strip()]
+    assert any("/attention?capture=looped&sample=3" in each.value for each in test.markdown)
+    (warning,) = page("answers", answered, capture="looped", right="2").warning
+    assert "right must be one of 1, 3; got '2': shown is 1" in warning.value
+
+
+def test_without_answers_the_page_says_what_to_type(folder: Path, tmp_path: Path) -> None:
+    test = page("answers", folder, capture="looped")
+    assert test.code[1].value == (f"python -m probes.answer_lens --ckpt checkpoints/NAME --capture {folder / 'looped'}")
+    assert not page("answers", tmp_path).error
+    (error,) = page("answers", folder, capture="cut").error
+    assert "cut" in error.value
+
+
+def test_damaged_answers_are_one_line(answered: Path) -> None:
+    (answered / "looped" / "results" / FILE).write_text("{}")
+    (error,) = page("answers", answered, capture="looped").error
+    assert error.value.endswith("write it again")
