@@ -175,33 +175,28 @@ def attention_step(pattern_BQTS: Floats, norm_BQS: Floats, found: Keys) -> Step:
     key_BQS = (averaged_BQ1T @ pattern_BQTS)[..., 0, :]
     start_BQT, self_BQT = at_start(pattern_BQTS, found), xp.linalg.diagonal(pattern_BQTS) * found.apart_BT[:, None]
 
-    def summed(x_BQT: Floats) -> Floats:
-        # In double precision: sums of hundreds of queries are compared to 1e-6.
-        total_BQ: Floats = xp.sum(xp.astype(x_BQT * found.averaged_BT[:, None], xp.float64), axis=-1)
-        return total_BQ
-
-    def of_keys(chosen_BS: Floats) -> Floats:
-        # What start and self took first is taken out, whichever part those keys belong to.
-        chosen_BQ1S = chosen_BS[:, None, None]
-        taken_BQT = at_start(chosen_BQ1S, found) * start_BQT + chosen_BS[:, None] * self_BQT
-        total_BQ: Floats = xp.sum(xp.astype(key_BQS * chosen_BS[:, None], xp.float64), axis=-1)
-        return total_BQ - summed(taken_BQT)
+    # What the keys of both parts take; what start and self took first is taken out, whichever part they belong to.
+    parts_BPS = xp.stack([found.content_BS, 1 - found.content_BS], axis=1)
+    part_BQP = xp.sum(xp.astype(key_BQS[:, :, None] * parts_BPS[:, None], xp.float64), axis=-1)
+    at_start_BPT = at_start(parts_BPS[:, :, None], found)
+    taken_BQPT = at_start_BPT[:, None] * start_BQT[:, :, None] + parts_BPS[:, None] * self_BQT[:, :, None]
 
     start_norm_BQT = at_start(norm_BQS[:, :, None], found)
     weighted_BQT = (norm_BQS[:, :, None] @ pattern_BQTS.mT)[:, :, 0]
-    masses_BQ = [
-        summed(start_BQT),
-        summed(self_BQT),
-        of_keys(found.content_BS),
-        of_keys(1 - found.content_BS),
-        summed(1 - row_BQT),
-        summed(entropy(pattern_BQTS, found.causal)),
-        summed(share(start_BQT * start_norm_BQT, weighted_BQT)),
-        summed(share(start_norm_BQT, seen_total(norm_BQS, found))),
-    ]
+    each_BQMT = xp.stack(
+        [
+            start_BQT, self_BQT, taken_BQPT[:, :, 0], taken_BQPT[:, :, 1], 1 - row_BQT,
+            entropy(pattern_BQTS, found.causal), share(start_BQT * start_norm_BQT, weighted_BQT),
+            share(start_norm_BQT, seen_total(norm_BQS, found)),
+        ],
+        axis=2,
+    )  # fmt: skip
+    # In double precision: sums of hundreds of queries are compared to 1e-6.
+    mass_BQM = xp.sum(xp.astype(each_BQMT * found.averaged_BT[:, None, None], xp.float64), axis=-1)
+    mass_BQM[:, :, 2:4] = part_BQP - mass_BQM[:, :, 2:4]
     missing_BQT = xp.abs(1 - row_BQT) * found.token_BT[:, None]
     null_Q = xp.max(xp.max(missing_BQT, axis=-1), axis=0)
-    return Step(xp.stack(masses_BQ, axis=-1), key_BQS, null_Q)
+    return Step(mass_BQM, key_BQS, null_Q)
 
 
 def uniform_masses(found: Keys) -> NDArray[np.float64]:

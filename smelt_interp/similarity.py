@@ -238,14 +238,12 @@ def shared_sums(
     """
     _check_same(mask_NT, experts_a, experts_b, weights_a, weights_b)
     same = _same_expert(experts_a, experts_b)
-    overlap = measured(_overlap(same), mask_NT)
-    summed = {
-        "count": measured(array_namespace(overlap).ones_like(overlap), mask_NT),
-        "overlap": overlap,
-        "jaccard": overlap / (2 * experts_a.shape[-1] - overlap),
-        "weighted": measured(_weighted(same, weights_a, weights_b), mask_NT),
-    }
-    return {name: reduce(x, "n t ... -> n ...", "sum") for name, x in summed.items()}
+    overlap = _overlap(same)
+    xp = array_namespace(overlap)
+    jaccard, weighted = overlap / (2 * experts_a.shape[-1] - overlap), _weighted(same, weights_a, weights_b)
+    each = measured(xp.stack([xp.ones_like(overlap), overlap, jaccard, weighted], axis=-1), mask_NT)
+    names, summed = ("count", "overlap", "jaccard", "weighted"), reduce(each, "n t ... m -> n ... m", "sum")
+    return {name: summed[..., m] for m, name in enumerate(names)}
 
 
 def overlap_sums(
@@ -260,19 +258,17 @@ def overlap_sums(
     """
     xp = array_namespace(experts_a)
     sums = shared_sums(experts_a, weights_a, experts_b, weights_b, mask_NT)
-    held_a, held_b = (
-        rearrange(chosen(experts, mask_NT, num_experts), "n t ... e -> n ... t e") for experts in (experts_a, experts_b)
-    )
-    chosen_a, chosen_b = (reduce(held, "n ... t e -> n ... e", "sum") for held in (held_a, held_b))
+    # Both visits at once, (N, 2, ...).
+    held = rearrange(chosen(xp.stack([experts_a, experts_b], axis=2), mask_NT, num_experts), "n t ... e -> n ... t e")
+    total = reduce(held, "n ... t e -> n ... e", "sum")
     once, pairs = (xp.where(x > 0, x, 1.0) for x in (sums["count"], sums["count"] - 1))
-    # Gram matrices (N, ..., E, E) of the indicators with their means over tokens taken out.
-    gram_a, gram_b = (
-        xp.matrix_transpose(held) @ held - total[..., :, None] * total[..., None, :] / once[..., None, None]
-        for held, total in ((held_a, chosen_a), (held_b, chosen_b))
-    )
+    # Gram matrices (N, 2, ..., E, E) of the indicators with their means over tokens taken out.
+    outer = total[..., :, None] * total[..., None, :]
+    gram = xp.matrix_transpose(held) @ held - outer / once[:, None, ..., None, None]
+    chosen_a, chosen_b = total[:, 0], total[:, 1]
     return sums | {
         "shuffled_overlap": xp.sum(chosen_a * chosen_b, axis=-1) / once,
-        "shuffled_variance": xp.sum(gram_a * gram_b, axis=(-2, -1)) / pairs,
+        "shuffled_variance": xp.sum(gram[:, 0] * gram[:, 1], axis=(-2, -1)) / pairs,
         "chosen_a": chosen_a,
         "chosen_b": chosen_b,
     }

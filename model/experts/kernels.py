@@ -19,6 +19,47 @@ def _load(pointers: tl.tensor, row_mask: tl.tensor, column_mask: tl.tensor) -> t
 
 
 @triton.jit
+def _tile(
+    expert_P: tl.tensor, first_P: tl.tensor, stop_P: tl.tensor, BLOCK_ROWS: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """This program's tile: whose it is (-1: nobody's), its rows, and which of them it really has."""
+    tile = tl.program_id(0)
+    rows = tl.load(first_P + tile) + tl.arange(0, BLOCK_ROWS)
+    return tl.load(expert_P + tile).to(tl.int64), rows, rows < tl.load(stop_P + tile)
+
+
+@triton.jit
+def _block_columns(WIDTH: tl.constexpr, BLOCK_COLUMNS: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """The columns of this program, and which of them the matrix really has."""
+    columns = (tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)).to(tl.int64)
+    return columns, columns < WIDTH
+
+
+@triton.jit
+def _product(
+    left_pointers: tl.tensor,
+    matrix_pointers: tl.tensor,
+    row_mask: tl.tensor,
+    column_mask: tl.tensor,
+    stride_depth: tl.tensor,
+    DEPTH: tl.constexpr,
+    ACCUMULATE: tl.constexpr,
+) -> tl.tensor:
+    """Rows of consecutive numbers times columns whose numbers lie `stride_depth` apart, from their first blocks on."""
+    BLOCK_DEPTH: tl.constexpr = left_pointers.shape[1]
+    depth = tl.arange(0, BLOCK_DEPTH)
+    out = tl.zeros((left_pointers.shape[0], matrix_pointers.shape[1]), ACCUMULATE)
+    for start in range(0, DEPTH, BLOCK_DEPTH):
+        depth_mask = start + depth < DEPTH
+        left = _load(left_pointers, row_mask, depth_mask)
+        matrix = _load(matrix_pointers, depth_mask, column_mask).to(left.dtype)
+        out = tl.dot(left, matrix, out, input_precision="ieee", out_dtype=ACCUMULATE)
+        left_pointers += BLOCK_DEPTH
+        matrix_pointers += BLOCK_DEPTH * stride_depth
+    return out
+
+
+@triton.jit
 def tile_table(
     start_E1: tl.tensor,
     expert_P: tl.tensor,
@@ -53,6 +94,17 @@ def tile_table(
 
 
 @triton.jit
+def _store_pre(
+    pointers: tl.tensor, gate: tl.tensor, value: tl.tensor, mask: tl.tensor, EXPERT_WIDTH: tl.constexpr,
+    GATED: tl.constexpr,
+) -> None:  # fmt: skip
+    """Pre-activations or their gradient: the gate's and, behind them, those that it is multiplied with."""
+    tl.store(pointers, gate.to(pointers.dtype.element_ty), mask=mask)
+    if GATED:
+        tl.store(pointers + EXPERT_WIDTH, value.to(pointers.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def up(
     x_ND: tl.tensor,
     w_in: tl.tensor,
@@ -77,20 +129,17 @@ def up(
     BLOCK_DEPTH: tl.constexpr,
 ) -> None:
     """Gather a tile's tokens, multiply by the expert's gate and up rows, apply SwiGLU (or SiLU)."""
-    tile = tl.program_id(0)
-    expert = tl.load(expert_P + tile).to(tl.int64)
+    expert, rows, row_mask = _tile(expert_P, first_P, stop_P, BLOCK_ROWS)
     if expert < 0:
         return
-    rows = tl.load(first_P + tile) + tl.arange(0, BLOCK_ROWS)
-    row_mask = rows < tl.load(stop_P + tile)
     tokens = tl.load(order_R + rows, mask=row_mask, other=0).to(tl.int64) // TOP_K
-    columns = (tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)).to(tl.int64)
-    column_mask = columns < EXPERT_WIDTH
-    depth = tl.arange(0, BLOCK_DEPTH)
+    columns, column_mask = _block_columns(EXPERT_WIDTH, BLOCK_COLUMNS)
 
+    # both products at once, so that a token is read once
+    depth = tl.arange(0, BLOCK_DEPTH)
     x_pointers = x_ND + tokens[:, None] * stride_x + depth[None, :]
     gate_pointers = w_in + expert * stride_expert + depth[:, None] * stride_in + columns[None, :] * stride_out
-    up_pointers = gate_pointers + tl.cast(EXPERT_WIDTH, tl.int64) * stride_out
+    to_up = tl.cast(EXPERT_WIDTH, tl.int64) * stride_out
     gate = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), ACCUMULATE)
     value = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), ACCUMULATE)
     for start in range(0, WIDTH, BLOCK_DEPTH):
@@ -99,12 +148,12 @@ def up(
         w_gate = _load(gate_pointers, depth_mask, column_mask).to(x.dtype)
         gate = tl.dot(x, w_gate, gate, input_precision="ieee", out_dtype=ACCUMULATE)
         if GATED:
-            w_up = _load(up_pointers, depth_mask, column_mask).to(x.dtype)
+            w_up = _load(gate_pointers + to_up, depth_mask, column_mask).to(x.dtype)
             value = tl.dot(x, w_up, value, input_precision="ieee", out_dtype=ACCUMULATE)
         x_pointers += BLOCK_DEPTH
         gate_pointers += BLOCK_DEPTH * stride_in
-        up_pointers += BLOCK_DEPTH * stride_in
 
+    # the activation, and what a backward pass needs
     mask = row_mask[:, None] & column_mask[None, :]
     act = gate / (1 + tl.exp(-gate))
     if GATED:
@@ -113,9 +162,7 @@ def up(
     if KEEP_PRE:
         PRE_WIDTH: tl.constexpr = 2 * EXPERT_WIDTH if GATED else EXPERT_WIDTH
         pre_pointers = pre_RG + rows[:, None] * PRE_WIDTH + columns[None, :]
-        tl.store(pre_pointers, gate.to(pre_RG.dtype.element_ty), mask=mask)
-        if GATED:
-            tl.store(pre_pointers + EXPERT_WIDTH, value.to(pre_RG.dtype.element_ty), mask=mask)
+        _store_pre(pre_pointers, gate, value, mask, EXPERT_WIDTH, GATED)
 
 
 @triton.jit
@@ -143,28 +190,17 @@ def rows_to_slots(
 
     The down product of the forward, and the gradient of the gathered inputs.
     """
-    tile = tl.program_id(0)
-    expert = tl.load(expert_P + tile).to(tl.int64)
+    expert, rows, row_mask = _tile(expert_P, first_P, stop_P, BLOCK_ROWS)
     if expert < 0:
         return
-    rows = tl.load(first_P + tile) + tl.arange(0, BLOCK_ROWS)
-    row_mask = rows < tl.load(stop_P + tile)
     slots = tl.load(order_R + rows, mask=row_mask, other=0).to(tl.int64)
-    columns = (tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)).to(tl.int64)
-    column_mask = columns < WIDTH
+    columns, column_mask = _block_columns(WIDTH, BLOCK_COLUMNS)
     depth = tl.arange(0, BLOCK_DEPTH)
 
+    # the product, and each row to its slot
     left_pointers = left_RC + rows[:, None] * DEPTH + depth[None, :]
     matrix_pointers = matrices + expert * stride_expert + depth[:, None] * stride_in + columns[None, :] * stride_out
-    out = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), ACCUMULATE)
-    for start in range(0, DEPTH, BLOCK_DEPTH):
-        depth_mask = start + depth < DEPTH
-        left = _load(left_pointers, row_mask, depth_mask)
-        matrix = _load(matrix_pointers, depth_mask, column_mask).to(left.dtype)
-        out = tl.dot(left, matrix, out, input_precision="ieee", out_dtype=ACCUMULATE)
-        left_pointers += BLOCK_DEPTH
-        matrix_pointers += BLOCK_DEPTH * stride_in
-
+    out = _product(left_pointers, matrix_pointers, row_mask, column_mask, stride_in, DEPTH, ACCUMULATE)
     if WEIGHTED:
         weight = tl.load(expert_weights_NK + slots, mask=row_mask, other=0.0).to(ACCUMULATE)
         out = out * weight[:, None]
@@ -193,6 +229,18 @@ def combine(
         total += _load(pointers + choice * WIDTH, token_mask, column_mask).to(ACCUMULATE)
     mask = token_mask[:, None] & column_mask[None, :]
     tl.store(out_ND + tokens[:, None] * WIDTH + columns[None, :], total.to(out_ND.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _activation(
+    pre_pointers: tl.tensor, mask: tl.tensor, EXPERT_WIDTH: tl.constexpr, GATED: tl.constexpr, ACCUMULATE: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """SiLU of the gate's pre-activations, its slope, and what it is multiplied by (of no meaning without a gate)."""
+    gate = tl.load(pre_pointers, mask=mask, other=0.0).to(ACCUMULATE)
+    sigmoid = 1 / (1 + tl.exp(-gate))
+    slope = sigmoid * (1 + gate * (1 - sigmoid))
+    value = tl.load(pre_pointers + EXPERT_WIDTH, mask=mask, other=0.0).to(ACCUMULATE) if GATED else gate
+    return gate * sigmoid, slope, value
 
 
 @triton.jit
@@ -229,54 +277,33 @@ def activation_gradient(
     is row s // SLOTS_PER_ROW of `d_out_MD`: K when the K slots were summed, 1 when they were not. KEEP_ACT stores
     weight * A, which the gradient of w_out needs.
     """
-    tile = tl.program_id(0)
-    expert = tl.load(expert_P + tile).to(tl.int64)
+    expert, rows, row_mask = _tile(expert_P, first_P, stop_P, BLOCK_ROWS)
     if expert < 0:
         return
-    rows = tl.load(first_P + tile) + tl.arange(0, BLOCK_ROWS)
-    row_mask = rows < tl.load(stop_P + tile)
     slots = tl.load(order_R + rows, mask=row_mask, other=0).to(tl.int64)
-    columns = (tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)).to(tl.int64)
-    column_mask = columns < EXPERT_WIDTH
+    columns, column_mask = _block_columns(EXPERT_WIDTH, BLOCK_COLUMNS)
     depth = tl.arange(0, BLOCK_DEPTH)
 
+    # dA and A, whose product is the gradient of the slot's weight
     d_out_pointers = d_out_MD + (slots // SLOTS_PER_ROW)[:, None] * stride_d_out + depth[None, :]
     w_pointers = w_out + expert * stride_expert + depth[:, None] * stride_out + columns[None, :] * stride_in
-    d_act = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), ACCUMULATE)
-    for start in range(0, WIDTH, BLOCK_DEPTH):
-        depth_mask = start + depth < WIDTH
-        d_out = _load(d_out_pointers, row_mask, depth_mask)
-        matrix = _load(w_pointers, depth_mask, column_mask).to(d_out.dtype)
-        d_act = tl.dot(d_out, matrix, d_act, input_precision="ieee", out_dtype=ACCUMULATE)
-        d_out_pointers += BLOCK_DEPTH
-        w_pointers += BLOCK_DEPTH * stride_out
-
+    d_act = _product(d_out_pointers, w_pointers, row_mask, column_mask, stride_out, WIDTH, ACCUMULATE)
     PRE_WIDTH: tl.constexpr = 2 * EXPERT_WIDTH if GATED else EXPERT_WIDTH
     mask = row_mask[:, None] & column_mask[None, :]
     pre_offsets = rows[:, None] * PRE_WIDTH + columns[None, :]
-    gate = tl.load(pre_RG + pre_offsets, mask=mask, other=0.0).to(ACCUMULATE)
-    sigmoid = 1 / (1 + tl.exp(-gate))
-    silu = gate * sigmoid
-    slope = sigmoid * (1 + gate * (1 - sigmoid))
-    if GATED:
-        value = tl.load(pre_RG + pre_offsets + EXPERT_WIDTH, mask=mask, other=0.0).to(ACCUMULATE)
-        act = silu * value
-    else:
-        act = silu
+    silu, slope, value = _activation(pre_RG + pre_offsets, mask, EXPERT_WIDTH, GATED, ACCUMULATE)
+    act = silu * value if GATED else silu
     NUM_BLOCKS: tl.constexpr = (EXPERT_WIDTH + BLOCK_COLUMNS - 1) // BLOCK_COLUMNS
     tl.store(d_weight_NKC + slots * NUM_BLOCKS + tl.program_id(1), tl.sum(d_act * act, 1), mask=row_mask)
 
+    # through the activation
     weight = tl.load(expert_weights_NK + slots, mask=row_mask, other=0.0).to(ACCUMULATE)[:, None]
     d_act = d_act * weight
-    kind = d_pre_RG.dtype.element_ty
-    if GATED:
-        tl.store(d_pre_RG + pre_offsets, (d_act * value * slope).to(kind), mask=mask)
-        tl.store(d_pre_RG + pre_offsets + EXPERT_WIDTH, (d_act * silu).to(kind), mask=mask)
-    else:
-        tl.store(d_pre_RG + pre_offsets, (d_act * slope).to(kind), mask=mask)
+    d_gate = d_act * value * slope if GATED else d_act * slope
+    _store_pre(d_pre_RG + pre_offsets, d_gate, d_act * silu, mask, EXPERT_WIDTH, GATED)
     if KEEP_ACT:
-        act_offsets = rows[:, None] * EXPERT_WIDTH + columns[None, :]
-        tl.store(weighted_act_RF + act_offsets, (act * weight).to(kind), mask=mask)
+        act_pointers = weighted_act_RF + rows[:, None] * EXPERT_WIDTH + columns[None, :]
+        tl.store(act_pointers, (act * weight).to(weighted_act_RF.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -306,6 +333,8 @@ def weight_gradient(
     lefts = tl.program_id(1) * BLOCK_LEFT + tl.arange(0, BLOCK_LEFT)
     rights = tl.program_id(2) * BLOCK_RIGHT + tl.arange(0, BLOCK_RIGHT)
     left_mask, right_mask = lefts < NUM_LEFT, rights < NUM_RIGHT
+
+    # the expert's rows, a block of them at a time
     total = tl.zeros((BLOCK_LEFT, BLOCK_RIGHT), ACCUMULATE)
     for start in range(first, stop, BLOCK_ROWS):
         rows = start + tl.arange(0, BLOCK_ROWS)
