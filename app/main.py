@@ -51,9 +51,9 @@ def main() -> None:
         return st.Page(show, title=title, url_path=name, default=name == "")
 
     probes = {name: page("probe", name, catalog.title(name), name) for name in (*catalog.NAMES, *catalog.APART)}
-    runs = page("runs", "", "Runs", probes)
+    captures = page("captures", "", "Captures", probes)
     # The first page's own address is the root; a link may also say its name.
-    named_runs = st.Page(partial(_go_to, runs), title="Runs", url_path="runs", visibility="hidden")
+    named_captures = st.Page(partial(_go_to, captures), title="Captures", url_path="captures", visibility="hidden")
     look = [
         page("samples", "samples", "Samples"),
         page("attention", "attention", "Attention, both visits"),
@@ -67,9 +67,9 @@ def main() -> None:
         st.Page(partial(_show, "scaling"), title="Scaling", url_path="scaling"),
         st.Page(partial(_show, "serving"), title="Serving", url_path="serving"),
     ]
-    pages = {"": [runs, named_runs], "Look": look, "Measure": [*probes.values(), paper], "Numbers": numbers}
+    pages = {"": [captures, named_captures], "Look": look, "Measure": [*probes.values(), paper], "Numbers": numbers}
     chosen = st.navigation(pages, expanded=True)  # otherwise links beyond the tenth are hidden
-    if chosen not in (*numbers, named_runs, paper):
+    if chosen not in (*numbers, named_captures, paper):
         try:
             name_a_capture(chosen, folder)
             choose_capture(folder)

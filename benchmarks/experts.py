@@ -150,6 +150,7 @@ def transformers_peers(shape: Shape, weights: ExpertWeights) -> dict[str, Forwar
 
 def calls(shape: Shape, tokens: int, work: Work) -> dict[str, Call]:
     """What each competitor runs in one round."""
+    # One layer and what is sent through it, the same for all.
     generator = torch.Generator().manual_seed(0)
     w_in = torch.randn(shape.num_experts, 2 * shape.expert_width, shape.width, generator=generator)
     w_out = torch.randn(shape.num_experts, shape.width, shape.expert_width, generator=generator)
@@ -182,6 +183,7 @@ def calls(shape: Shape, tokens: int, work: Work) -> dict[str, Call]:
 
         return call
 
+    # Who competes at which kind of work.
     peers = {"textbook loop": textbook, "torch grouped_mm": grouped, **transformers_peers(shape, weights)}
     if work == "forward":
         return {name: forward_only(layer) for name, layer in {"ours": ours, **peers}.items()}

@@ -43,7 +43,7 @@ def site_rows(capture: Capture) -> list[list[Cell]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class InfoOptions:
     """What is looked at."""
 
     capture: Annotated[Path, tyro.conf.Positional]
@@ -81,7 +81,7 @@ def command(folder: Path) -> None:
 
 def main() -> None:
     """The command line."""
-    command(parse(Options, prog="python -m cache.info", description=__doc__ or "").capture)
+    command(parse(InfoOptions, prog="python -m cache.info", description=__doc__ or "").capture)
 
 
 if __name__ == "__main__":

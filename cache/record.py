@@ -132,6 +132,7 @@ def record(
     check_batch_size(batch_size)
     kept = select(model.architecture, suffixes, layers=layers, visits=visits, heads=heads)
     num_tokens = samples.ids_NT.shape[1]
+    # What is asked for; shards are whole batches.
     batch_bytes = batch_size * sample_bytes(model.architecture, kept, num_tokens, dtype)
     contents = Contents(
         architecture=model.architecture,
@@ -143,6 +144,7 @@ def record(
         shard_samples=batch_size * min(max(shard_bytes // batch_bytes, 1), MOST_BATCHES),
         source={**(source or {}), **_facts(model, batch_size, num_tokens)},
     )
+    # The shards that are missing.
     try:
         _fill(Recording(out, contents, command), contents, _Pass(model, samples, kept, batch_size), watch, shared)
         return Capture(out)
@@ -203,6 +205,7 @@ class _Pass:
         device = self._model.device
         tokens_BT = torch.from_numpy(filled.ids_NT.astype(np.int64)).to(device)
         computed = {SITES[suffix].computed for suffix in self._kept}
+        # The pass over all rows; the copies are dropped, and each token's log-probability is that of the next one.
         with torch.no_grad():
             logits_BTW, cache = self._model.run_with_cache(
                 tokens_BT,

@@ -231,6 +231,7 @@ def write_capture(
     """
     if not batches:
         raise UserError("batches to write must be at least one; got 0")
+    # The first batch says what all hold.
     batch = batches[0]
     contents = Contents(
         architecture=batch.architecture,
@@ -249,6 +250,7 @@ def write_capture(
         shard_samples=len(batch.samples),
         source=source or {},
     )
+    # A shard a batch, unless they are there.
     recording = Recording(out, contents, command)
     if not recording.finished:
         for positions, each in zip(contents.shards(), batches, strict=True):

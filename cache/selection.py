@@ -64,6 +64,7 @@ def select(
     Raises UserError for an unknown site, a number that the network does not have, or filters that leave no step; its
     numbers count from `told_from`.
     """
+    # Steps that the filters leave.
     for what, numbers, count in (
         ("layers", layers, architecture.num_layers),
         ("visits", visits, num_visits(architecture)),
@@ -82,9 +83,11 @@ def select(
             f"the chosen layers must run on the chosen visits; got {chosen}, counted from {told_from}: "
             "a layer outside every loop runs once"
         )
+    # Heads of a site's own kind.
     query_heads = tuple(sorted(set(heads))) or tuple(range(architecture.num_heads))
     kv_heads = tuple(sorted({head * architecture.num_kv_heads // architecture.num_heads for head in query_heads}))
     heads_by_axis = {"Q": query_heads, "G": kv_heads}
+    # Sites that the network has.
     asked = list(map(check_suffix, dict.fromkeys(suffixes)))
     if missing := [suffix for suffix in asked if suffix not in architecture.sites]:
         raise UserError(

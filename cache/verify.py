@@ -78,7 +78,7 @@ def _check_values(name: str, stored: NDArray[np.generic], architecture: Architec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class VerifyOptions:
     """What is checked."""
 
     capture: Annotated[Path, tyro.conf.Positional]
@@ -96,7 +96,7 @@ def command(folder: Path) -> None:
 
 def main() -> None:
     """The command line."""
-    command(parse(Options, prog="python -m cache.verify", description=__doc__ or "").capture)
+    command(parse(VerifyOptions, prog="python -m cache.verify", description=__doc__ or "").capture)
 
 
 if __name__ == "__main__":

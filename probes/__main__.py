@@ -52,7 +52,7 @@ SCHEMA = "smelt.results"
 
 
 @validated
-class Options(OpeningOptions):
+class EveryProbe(OpeningOptions):
     """What is recorded and measured."""
 
     ckpt: Path
@@ -85,7 +85,7 @@ class Group:
         return tuple(suffix for suffix in SITES if suffix in read and suffix in architecture.sites)
 
 
-def groups(options: Options) -> tuple[Group, ...]:
+def groups(options: EveryProbe) -> tuple[Group, ...]:
     """The sets of samples that the probes of the catalog are measured on by default, each once."""
     found: dict[DataOptions, dict[str, tuple[Probe, object]]] = {}
     for name in catalog.NAMES:
@@ -101,7 +101,7 @@ def groups(options: Options) -> tuple[Group, ...]:
     )
 
 
-def record_all(options: Options, group: Group, command: str) -> list[Path]:
+def record_all(options: EveryProbe, group: Group, command: str) -> list[Path]:
     """The captures of one set of samples: the checkpoint's, those beside it, the untrained network's."""
     from cache.record import RecordOptions, record_checkpoint
     from model.families.opening import open_network
@@ -112,8 +112,8 @@ def record_all(options: Options, group: Group, command: str) -> list[Path]:
         loop_scale=options.loop_scale, trust_remote_code=options.trust_remote_code,
         allow_download=options.allow_download,
     )  # fmt: skip
-    beside = [replace(asked, ckpt=ckpt, loop=NO_LAYERS) for ckpt in options.against]
-    for each in (asked, *beside, replace(asked, untrained=True)):
+    others = [replace(asked, ckpt=ckpt, loop=NO_LAYERS) for ckpt in options.against]
+    for each in (asked, *others, replace(asked, untrained=True)):
         sites = group.sites(open_network(each.ckpt, each.opening()).architecture)
         out = options.captures / f"{_capture_name(each)}-{group.name}"
         with contextlib.redirect_stdout(sys.stderr):
@@ -206,7 +206,7 @@ def _about(row: Record) -> str:
 
 def main() -> None:
     """Record, measure, keep, and show one screen."""
-    options = parse(Options, prog="python -m probes", description=__doc__ or "")
+    options = parse(EveryProbe, prog="python -m probes", description=__doc__ or "")
     command = shlex.join(["python", "-m", "probes", *sys.argv[1:]])
     found: dict[tuple[str, str], Measured] = {}
     refused: dict[str, None] = {}

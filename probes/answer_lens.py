@@ -334,11 +334,11 @@ def episode_figure(episode: Episode, capture: Capture, lens: str) -> "Figure":
     probability, top, rank = episode.probability[lens], episode.top[lens], episode.rank[lens]
     names = state_labels(capture)[: len(rank)]
     rows = [f"{at + 1}: {token}" for at, token in enumerate(episode.tokens)]
-    turned = [[[state[at] for state in values] for at in range(len(rows))] for values in (probability, top, rank)]
-    said = [[f"{names[x]}, token {rows[y]}<br>most likely {turned[1][y][x]}<br>rank of the right one {turned[2][y][x]}"
+    by_row = [[[state[at] for state in values] for at in range(len(rows))] for values in (probability, top, rank)]
+    said = [[f"{names[x]}, token {rows[y]}<br>most likely {by_row[1][y][x]}<br>rank of the right one {by_row[2][y][x]}"
              for x in range(len(names))] for y in range(len(rows))]  # fmt: skip
     figure: Figure = Figure(Heatmap(
-        z=turned[0], x=list(range(len(names))), y=rows, zmin=0, zmax=1, colorscale="Blues", text=turned[1],
+        z=by_row[0], x=list(range(len(names))), y=rows, zmin=0, zmax=1, colorscale="Blues", text=by_row[1],
         texttemplate="%{text}", customdata=said, xgap=1, ygap=1, colorbar={"title": "probability", "thickness": 10},
         hovertemplate="%{customdata}<br>its probability %{z:.4f}<extra></extra>",
     ))  # fmt: skip

@@ -215,6 +215,7 @@ def uniform_masses(found: Keys) -> NDArray[np.float64]:
 def reduce(batch: Batch, grid: Grid, options: Options) -> Reduced:
     """Sums over the averaged queries of each sample."""
     samples, found = batch.samples, keys(batch.samples, options, batch.architecture.causal)
+    # Each step where its pattern is.
     moved: Keys | None = None
     masses, sinks, by_key, nulls = [], [], [], []
     for step in grid.steps:
@@ -228,6 +229,7 @@ def reduce(batch: Batch, grid: Grid, options: Options) -> Reduced:
         early_BQ = xp.mean(pattern_BQTS[:, :, : options.sink_tokens, 0], axis=-1)
         sinks.append(xp.astype(early_BQ > options.sink_threshold, pattern_BQTS.dtype))
     mass_BLQM, sink_BLQ, key_BLQP = (xp.stack(each, axis=1) for each in (masses, sinks, by_key))
+    # Groups of layers by key, the rows that are long enough, and the roles that stand at each position.
     groups = [xp.mean(xp.mean(key_BLQP[:, inside], axis=2), axis=1) for _, _, inside in grid.groups()]
     start_BT, first = found.start_BT, options.sink_tokens
     long_B: Mask = (samples.length_N >= first) & (start_BT[:, :first] == 0).all(axis=-1)
@@ -283,6 +285,7 @@ def quantities(totals: Totals[Grid, Options]) -> list[Quantity]:
         for m, name in enumerate(QUANTITIES)
     ]
     found.insert(1, largest_heads(found[0], grid))
+    # Whose value is a share of heads, not of mass.
     threshold = options.sink_threshold
     sink = Quantity(
         name=f"Sink_1^{threshold:g}",

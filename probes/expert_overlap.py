@@ -138,6 +138,7 @@ def quantities(totals: Totals[Grid, Options]) -> list[Quantity]:
     grid, architecture = totals.layout, totals.architecture
     if not grid.steps:
         return not_compared(QUANTITIES, grid, totals.options.compare)
+    # Each value with its nulls, then where all of them stand.
     sums = under(totals.sums, "overlap")
     top_k, num_experts = architecture.top_k, architecture.num_experts
     values: dict[str, tuple[Floats, dict[str, Floats | float | None]]] = {

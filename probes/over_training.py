@@ -236,9 +236,9 @@ def main() -> None:
         return
     seeds = len(asked.which.runs)
     kind = f"seeds, n {seeds} runs" if seeds > 1 else "documents"
-    beside = {OTHER: OTHER} if asked.which.against else {}
+    others = {OTHER: OTHER} if asked.which.against else {}
     for data, of_set in of_sets.items():
-        print_table(report.readable(of_set, f"{title}: {data}", beside, asked.output.level))
+        print_table(report.readable(of_set, f"{title}: {data}", others, asked.output.level))
     print(f"{COUNTING}; [..] is a 95% interval over {kind}")
 
 

@@ -98,8 +98,8 @@ def answers(pairs: Sequence[Measured]) -> Answers:
     """The rows of the first network, its Baseline and itself untrained, over pairs."""
 
     def at(measured: Measured, *, untrained: bool) -> int | None:
-        beside = list(enumerate(measured.subjects))[1:]
-        return next((index for index, subject in beside if subject.untrained == untrained
+        others = list(enumerate(measured.subjects))[1:]
+        return next((index for index, subject in others if subject.untrained == untrained
                      and (untrained or not subject.architecture.loops)), None)  # fmt: skip
 
     def rows_at(where: Sequence[int | None]) -> list[list[Record]]:
@@ -242,8 +242,8 @@ def _ours(row: Record, scale: float) -> Ours:
     return Ours({name: (cell if isinstance(cell, float) else value) * scale for name, cell in numbers.items()})
 
 
-def table(card: Sequence[Record], name: str, beside: Sequence[str] = ("chance", "untrained")) -> Table:
-    """The comparison on the samples nearest to the paper's, as a person reads it; `name` is the network's, `beside` the
+def table(card: Sequence[Record], name: str, nulls: Sequence[str] = ("chance", "untrained")) -> Table:
+    """The comparison on the samples nearest to the paper's, as a person reads it; `name` is the network's, `nulls` the
     columns after ours."""
     body = []
     for row in card:
@@ -254,10 +254,10 @@ def table(card: Sequence[Record], name: str, beside: Sequence[str] = ("chance", 
             f"{least} to {most}" if row["layers"] else f"{least} [{low}, {high}]" if row["low"] is not None else least
         )
         remarks = "; ".join(str(row[cell]) for cell in ("choices", "note") if row[cell])
-        cells = [row["figure"], row["on"], row["paper"], ours, *(report.cell_text(row[cell]) for cell in beside)]
+        cells = [row["figure"], row["on"], row["paper"], ours, *(report.cell_text(row[cell]) for cell in nulls)]
         body.append([*map(str, cells), str(row["verdict"]), remarks])
-    columns = ["", "on", "paper", "ours", *(name.replace("_", " ") for name in beside), "verdict", "choices and notes"]
-    return Table(f"The paper's figures against {name}", columns, body, NOTES[: 3 if "equal_depth" in beside else 2])
+    columns = ["", "on", "paper", "ours", *(name.replace("_", " ") for name in nulls), "verdict", "choices and notes"]
+    return Table(f"The paper's figures against {name}", columns, body, NOTES[: 3 if "equal_depth" in nulls else 2])
 
 
 # The command
@@ -290,7 +290,7 @@ def read_card(folder: Path) -> Card:
 
 
 @validated
-class Options:
+class CardOptions:
     """Which pairs, and how much is measured."""
 
     pair: tuple[tuple[Path, Path], ...] = ()
@@ -326,7 +326,7 @@ SETS: dict[str, tuple[str, ...]] = {
 """Which probes are measured on which samples: those nearest to the paper's."""
 
 
-def _data(options: Options, name: str, architecture: Architecture) -> DataOptions:
+def _data(options: CardOptions, name: str, architecture: Architecture) -> DataOptions:
     """The samples of a set; of Dyck, every number of shots that fits, up to the paper's."""
     probe = catalog.load(SETS[name][0])
     rows = {"dyck-shots": options.episodes, "tasks": options.items}.get(name, options.samples)
@@ -339,7 +339,7 @@ def _data(options: Options, name: str, architecture: Architecture) -> DataOption
     return data if name == "tasks" else replace(data, data=(name,))
 
 
-def measure_pair(options: Options, number: int) -> tuple[dict[tuple[str, str], Measured], dict[str, str]]:
+def measure_pair(options: CardOptions, number: int) -> tuple[dict[tuple[str, str], Measured], dict[str, str]]:
     """Everything about one pair, and why a probe cannot measure it."""
     smelt, baseline = options.pair[number]
     source = Source(ckpt=smelt, against=(baseline,), threads=options.threads)
@@ -367,7 +367,7 @@ def measure_pair(options: Options, number: int) -> tuple[dict[tuple[str, str], M
 
 def main() -> None:
     """Measure every pair, print the card, and write what --out asks for."""
-    options = parse(Options, prog="python -m probes.reproduction", description=__doc__ or "")
+    options = parse(CardOptions, prog="python -m probes.reproduction", description=__doc__ or "")
     if not options.pair:
         raise UserError("--pair must name a looped network and its Baseline; got none")
     if options.out is not None:

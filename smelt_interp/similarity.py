@@ -238,7 +238,7 @@ def shared_sums(
     """
     _check_same(mask_NT, experts_a, experts_b, weights_a, weights_b)
     same = _same_expert(experts_a, experts_b)
-    overlap = _overlap(same)
+    overlap = measured(_overlap(same), mask_NT)  # padding may repeat an expert
     xp = array_namespace(overlap)
     jaccard, weighted = overlap / (2 * experts_a.shape[-1] - overlap), _weighted(same, weights_a, weights_b)
     each = measured(xp.stack([xp.ones_like(overlap), overlap, jaccard, weighted], axis=-1), mask_NT)

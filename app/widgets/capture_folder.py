@@ -42,7 +42,7 @@ def _samples_digest(path: Path) -> str:
     """The digest of a capture's samples, empty for one that does not open."""
     try:
         return Capture(path).samples_digest
-    except UserError:  # the list of runs shows what is wrong with it
+    except UserError:  # the list of captures shows what is wrong with it
         return ""
 
 
@@ -65,7 +65,7 @@ def first_to_show(folder: Path, names: list[str]) -> str:
         try:
             if Capture(folder / name).architecture.loops:
                 return name
-        except UserError:  # the list of runs shows what is wrong with it
+        except UserError:  # the list of captures shows what is wrong with it
             continue
     return names[0]
 

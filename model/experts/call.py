@@ -67,6 +67,7 @@ class ExpertCall:
         """Raise `UserError` for tensors whose types, devices or shapes disagree."""
         x, indices, expert_weights = self.x_ND, self.expert_indices_NK, self.expert_weights_NK
         w_in, w_out = self.weights
+        # types and devices
         if x.ndim != 2:
             raise UserError(f"x must have the axes tokens, width; got {tuple(x.shape)}")
         for name, tensor in (("x", x), ("expert weights", expert_weights), ("w_in", w_in), ("w_out", w_out)):
@@ -78,6 +79,7 @@ class ExpertCall:
             raise UserError(f"expert indices must be int64 or int32; got {indices.dtype}")
         if indices.device != x.device:
             raise UserError(f"expert indices must be on the device of x, {x.device}; got {indices.device}")
+        # shapes: the weights among themselves, then what is sent through them
         if w_in.ndim != 3 or w_out.ndim != 3:
             raise UserError(
                 f"w_in and w_out must have three axes, experts first; got {tuple(w_in.shape)}, {tuple(w_out.shape)}"

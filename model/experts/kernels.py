@@ -197,10 +197,12 @@ def rows_to_slots(
     columns, column_mask = _block_columns(WIDTH, BLOCK_COLUMNS)
     depth = tl.arange(0, BLOCK_DEPTH)
 
-    # the product, and each row to its slot
+    # the product
     left_pointers = left_RC + rows[:, None] * DEPTH + depth[None, :]
     matrix_pointers = matrices + expert * stride_expert + depth[:, None] * stride_in + columns[None, :] * stride_out
     out = _product(left_pointers, matrix_pointers, row_mask, column_mask, stride_in, DEPTH, ACCUMULATE)
+
+    # each row to its slot
     if WEIGHTED:
         weight = tl.load(expert_weights_NK + slots, mask=row_mask, other=0.0).to(ACCUMULATE)
         out = out * weight[:, None]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @validated
-class Options:
+class ConvertOptions:
     """What is converted, and where to."""
 
     source: Annotated[Path, tyro.conf.arg(name="gguf")]
@@ -122,7 +122,7 @@ def _begin_with(text: str, bos: str | None, bos_id: int | None) -> str:
 
 def main() -> None:
     """The command line."""
-    options = parse(Options, prog="python -m model.families.convert_gguf", description=__doc__ or "")
+    options = parse(ConvertOptions, prog="python -m model.families.convert_gguf", description=__doc__ or "")
     if options.out.is_dir():
         print(f"{options.out}: converted before, used as it is")
         return

@@ -226,6 +226,7 @@ def measure_set(
     results: dict[str, list[tuple[Subject, Result]]] = {name: [] for name in probes}
     left_out: dict[str, list[str]] = {name: [] for name in probes}
     for subject in subjects:
+        # Which probes this network can answer; the first must answer all.
         able = {}
         for name, (probe, options) in probes.items():
             recorded = not is_reading(probe) and subject.network is None
@@ -237,6 +238,7 @@ def measure_set(
                 left_out[name].append(f"{subject.name}: {reason}")
             else:
                 able[name] = (probe, options)
+        # One pass for all of them.
         suffixes = tuple(dict.fromkeys(s for probe, _ in able.values() for s in probe.needs(subject.architecture)))
         loops = headline_loops(subject.architecture, subjects[0].architecture)
         found = {}

@@ -150,8 +150,8 @@ def _others(samples: Samples) -> NDArray[np.int64]:
     order_N = np.lexsort((np.arange(len(samples)), samples.length_N))
     other_N = np.zeros(len(samples), np.int64)
     for place, row in enumerate(order_N):
-        around = (order_N[(place + by) % len(samples)] for by in range(1, len(samples) + 1))
-        other_N[row] = next((each for each in around if samples.document_N[each] != samples.document_N[row]), row)
+        after = (order_N[(place + by) % len(samples)] for by in range(1, len(samples) + 1))
+        other_N[row] = next((each for each in after if samples.document_N[each] != samples.document_N[row]), row)
     return other_N
 
 

@@ -47,6 +47,7 @@ def at_depth(
     def key(row: Record) -> Key:
         return tuple(row.get(column) for column in names)
 
+    # The other network's number of each layer, and where this one's layers and visits stand in its plan.
     by_layer: dict[Key, dict[int, float]] = {}
     for row in other:
         if row["level"] == "layer" and isinstance(row["value"], float) and visits_of(row) == [0]:
@@ -64,6 +65,7 @@ def at_depth(
             means.append(fmean(found))
         return means[0] - sum(means[1:]) if means else None
 
+    # The column, unless it would be empty.
     column = f"{NULL_PREFIX}{name}{AT_DEPTH}"
     measured = [control(row) if row["level"] in ("headline", "layer") else None for row in rows]
     if all(value is None for value in measured):

@@ -55,6 +55,7 @@ def join_networks(
     def key(row: Record, visit: Cell, layers: str | None) -> tuple[Cell, ...]:
         return (row["level"], layers, *(visit if column == "visit" else row.get(column) for column in names))
 
+    # Rows of the same layers; at the headline also of others.
     same = {key(row, row.get("visit"), _layers(row)): row for row in other}
     headline = {key(row, row.get("visit"), None): row for row in other if row["level"] == "headline"}
     joined: list[Record] = []

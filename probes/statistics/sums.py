@@ -156,11 +156,13 @@ class Sums(Generic[Layout, Options]):
         if self._layout is None:
             self._layout = self._lay_out(batch, self.options, self.loops)
         reduced = self._reduce(batch, self._layout, self.options)
+        # Which samples and documents were seen.
         samples = batch.samples
         document_B = np.asarray(samples.document_N, np.int64)
         self._samples.add(np.asarray(batch.sample_ids, np.int64))
         self._documents.add(document_B)
         self.tokens += int(is_token(samples).sum())
+        # Sums, as they are and once a resample of the documents.
         by_sample: dict[str, Floats] = {name: to_numpy(x) for name, x in reduced.by_sample.items()}
         counts: dict[str, Floats] = {name: to_numpy(x).astype(np.float32) for name, x in reduced.counts.items()}
         weight_RB = weights(self.seed, document_B)
@@ -177,6 +179,7 @@ class Sums(Generic[Layout, Options]):
         self._keep(reduced.examples)
         if self._between is not None:
             self._compare(self._neighbours.add(batch))
+        # The headline of each sample alone.
         if self.keep_samples:
             whole, largest = ({k: to_numpy(x) for k, x in d.items()} for d in (reduced.whole, reduced.largest))
             n = {name: int(defined_B.sum()) for name, defined_B in reduced.defined.items()}

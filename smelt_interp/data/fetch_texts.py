@@ -214,13 +214,13 @@ def fetch() -> dict[str, Corpus]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class FetchOptions:
     """Fetch prose and mathematics for training into the user's cache folder (about 17 MB to download)."""
 
 
 def main() -> None:
     """The command."""
-    parse(Options, prog="python -m smelt_interp.data.fetch_texts", description=Options.__doc__ or "")
+    parse(FetchOptions, prog="python -m smelt_interp.data.fetch_texts", description=FetchOptions.__doc__ or "")
     for domain, texts in fetch().items():
         Console(soft_wrap=True, highlight=False).print(
             f"{domain}: {len(texts.documents)} documents, {texts.num_bytes():,} bytes, digest {texts.digest()[:12]}, "

@@ -66,11 +66,11 @@ class TokenText:
         """
         if name not in get_args(TokenClass):
             raise UserError(f"a token class must be one of {', '.join(get_args(TokenClass))}; got {name}")
-        member, around = np.zeros(256, np.bool_), np.zeros(256, np.bool_)
+        member, blank = np.zeros(256, np.bool_), np.zeros(256, np.bool_)
         member[np.frombuffer(_MEMBERS[name], np.uint8)] = True
-        around[np.frombuffer(_MEMBERS["whitespace"], np.uint8)] = True
+        blank[np.frombuffer(_MEMBERS["whitespace"], np.uint8)] = True
         holds_N = self._count(member) > 0
-        pure_N = self._count(member | around) == np.diff(self.offsets)
+        pure_N = self._count(member | blank) == np.diff(self.offsets)
         both_N: NDArray[np.bool_] = holds_N & pure_N
         return both_N
 

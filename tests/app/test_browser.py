@@ -173,7 +173,7 @@ class Visitor:
 def test_pages_open_and_an_address_gives_the_same_view(address: str, browser: Browser) -> None:
     visitor = Visitor(browser)
     visitor.open(address)
-    assert visitor.page.get_by_role("heading", level=1).inner_text() == "Runs"
+    assert visitor.page.get_by_role("heading", level=1).inner_text() == "Captures"
     assert visitor.page.url.endswith("?capture=looped")  # the first that visits a layer twice
     visitor.choose("Capture", "baseline")
     assert visitor.page.url.endswith("?capture=baseline")
@@ -261,8 +261,8 @@ def test_a_sample_is_opened_by_a_click_and_axe_finds_no_serious_fault(address: s
 @pytest.mark.browser
 def test_the_address_of_the_first_page_may_say_its_name(address: str, browser: Browser) -> None:
     visitor = Visitor(browser)
-    visitor.open(f"{address}/runs?capture=baseline")
-    visitor.settle("Runs")
+    visitor.open(f"{address}/captures?capture=baseline")
+    visitor.settle("Captures")
     assert visitor.page.url == f"{address}/?capture=baseline"
 
 
@@ -271,7 +271,7 @@ def test_the_address_of_the_first_page_may_say_its_name(address: str, browser: B
 def test_the_page_is_as_dark_as_the_browser_asks(address: str, browser: Browser, scheme: str) -> None:
     page = browser.new_context(color_scheme=scheme).new_page()
     page.goto(address)
-    page.get_by_role("heading", level=1, name="Runs").wait_for()
+    page.get_by_role("heading", level=1, name="Captures").wait_for()
     colour = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", colour)[:3])) < 200) == (scheme == "dark")
 

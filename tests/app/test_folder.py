@@ -1,4 +1,4 @@
-"""The list of runs, and the folder of captures that it shows."""
+"""The list of captures, and the folder of captures that it shows."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_a_capture_that_does_not_open_shows_its_line(module: str, name: str, fol
     assert not test.get("plotly_chart")
 
 
-def test_the_runs_page_lists_what_opens_and_says_why_the_others_do_not(
+def test_the_captures_page_lists_what_opens_and_says_why_the_others_do_not(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shutil.copytree(folder, tmp_path / "captures", ignore=shutil.ignore_patterns("results"))

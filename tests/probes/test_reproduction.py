@@ -168,8 +168,8 @@ def test_samples_that_do_not_fit_the_context_are_a_reason(tmp_path: Path, monkey
     monkeypatch.setattr(reproduction, "SETS", {"tasks": (FEW_SHOT,)})
     pair = (tmp_path / "looped", tmp_path / "once")
     with pytest.raises(UserError, match="the looped networks of pairs must be one or more different values; got"):
-        reproduction.Options(pair=(pair, pair))
-    options = reproduction.Options(pair=(pair,), items=2)
+        reproduction.CardOptions(pair=(pair, pair))
+    options = reproduction.CardOptions(pair=(pair,), items=2)
     found, reasons = reproduction.measure_pair(options, 0)
     assert found == {}
     assert reasons[FEW_SHOT].startswith("rows of copy must have at most 64 tokens; got 91")

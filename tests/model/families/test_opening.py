@@ -11,7 +11,7 @@ from cache.store import Capture
 from model.families.convert_gguf import convert
 from model.families.opening import Opening, open_network, untrained_network
 from probes import attention_sink
-from probes.__main__ import Group, Options, record_all
+from probes.__main__ import EveryProbe, Group, record_all
 from probes.running.command import parse
 from probes.running.source import Source, open_subjects
 from smelt_interp.costs.spans import LayerRange
@@ -83,7 +83,7 @@ def test_every_probes_command_records_the_looped_network_the_unlooped_beside_it_
 ) -> None:
     group = Group(name="code", data=DataOptions(data=("code",), samples=2, length=16),
                   probes={"sink": (attention_sink, attention_sink.Options())})  # fmt: skip
-    options = Options(ckpt=llama, against=(llama,), captures=tmp_path, loop=LayerRange(1, 3), loop_scale=0.25)
+    options = EveryProbe(ckpt=llama, against=(llama,), captures=tmp_path, loop=LayerRange(1, 3), loop_scale=0.25)
     found = [Capture(path) for path in record_all(options, group, "recorded")]
     assert [each.path.name for each in found] == [
         "llama-layers-2-3x2-scale-0.25-code", "llama-code", "llama-layers-2-3x2-scale-0.25-untrained-code",

@@ -14,7 +14,7 @@ import pytest
 
 from cache.recording import write_capture as write_parts
 from model.network import LoopedMoE
-from probes.__main__ import Options as EveryProbe
+from probes.__main__ import EveryProbe
 from probes.attention_sink import PATTERN, VALUE
 from probes.running import catalog, command, report
 from probes.statistics.quantities import Record

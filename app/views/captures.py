@@ -23,10 +23,10 @@ table.list th {white-space: nowrap}
 </style>"""
 
 
-def runs_page(probes: Mapping[str, st.Page], folder: Path) -> None:
+def captures_page(probes: Mapping[str, st.Page], folder: Path) -> None:
     """The page. `probes` are the pages of the probes, by name."""
-    st.title("Runs")
-    st.markdown("A run is a capture: what one network did with one set of samples, every visit kept apart.")
+    st.title("Captures")
+    st.markdown("A capture is what one network did with one set of samples, every visit kept apart.")
     captures, recordings, problems = _opened(folder)
     if captures:
         _table([_summary(capture) for capture in captures])
