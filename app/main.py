@@ -61,15 +61,21 @@ def main() -> None:
         page("answers", "answers", "Answers along the steps"),
     ]
     paper = page("reproduction", "reproduction", "Reproduction")
+    live = st.Page(partial(_show, "live", Path()), title="Live", url_path="live")
     numbers = [
         st.Page(partial(_show, "budget"), title="Budget calculator", url_path="budget"),
         st.Page(partial(_show, "matching"), title="Matching", url_path="matching"),
         st.Page(partial(_show, "scaling"), title="Scaling", url_path="scaling"),
         st.Page(partial(_show, "serving"), title="Serving", url_path="serving"),
     ]
-    pages = {"": [captures, named_captures], "Look": look, "Measure": [*probes.values(), paper], "Numbers": numbers}
+    pages = {
+        "": [captures, named_captures],
+        "Look": [*look, live],
+        "Measure": [*probes.values(), paper],
+        "Numbers": numbers,
+    }
     chosen = st.navigation(pages, expanded=True)  # otherwise links beyond the tenth are hidden
-    if chosen not in (*numbers, named_captures, paper):
+    if chosen not in (*numbers, named_captures, paper, live):
         try:
             name_a_capture(chosen, folder)
             choose_capture(folder)
