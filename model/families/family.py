@@ -43,6 +43,8 @@ class Family:
     """Whether each layer runs once and hands one stream on, so that `--loop` can run a span of them again."""
     final_norm: str = "model.norm"
     """The norm that reads the stream after the last step."""
+    embedding: str = "model.embed_tokens"
+    """The token embedding, of a family whose code comes with its checkpoint."""
     reads_out: bool = True
     """Whether it and the unembedding alone make logits of the last stream."""
     attention: str = "self_attn"

@@ -24,6 +24,7 @@ def plan(config: "PretrainedConfig") -> Plan:
 HUGINN = Family(
     layers=("transformer.prelude.*", "transformer.core_block.*", "transformer.coda.*"),
     plan=plan,
+    embedding="transformer.wte",
     final_norm="transformer.ln_f",
     attention="attn",
     calls="fused",

@@ -16,6 +16,7 @@ import torch
 
 from model.checkpoint import CONFIG, checkpoint_folder
 from model.families.network import FamilyNetwork
+from model.families.older_code import adapt
 from model.families.table import FAMILIES
 from model.hooks.looped_model import LoopedModel
 from model.network import LoopedMoE
@@ -73,7 +74,7 @@ def untrained_network(checkpoint: str | Path, seed: int, opening: Opening = PLAI
     config = _read_config(folder, opening)
     with torch.random.fork_rng(), quiet():
         torch.manual_seed(seed)
-        model = _model_class(config).from_config(config, trust_remote_code=opening.trust_remote_code)
+        model = _model_class(config, folder).from_config(config, trust_remote_code=opening.trust_remote_code)
     return _hooked(model.float(), read_tokenizer(folder), opening)
 
 
@@ -126,7 +127,7 @@ def _read_config(folder: Path, opening: Opening) -> "PretrainedConfig":
     from transformers import AutoConfig
 
     try:
-        with _code_that_runs(named):
+        with quiet(), _code_that_runs(named):
             return AutoConfig.from_pretrained(folder, trust_remote_code=opening.trust_remote_code)
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise UserError(
@@ -134,9 +135,11 @@ def _read_config(folder: Path, opening: Opening) -> "PretrainedConfig":
         ) from None
 
 
-def _model_class(config: "PretrainedConfig") -> "type[PreTrainedModel]":
+def _model_class(config: "PretrainedConfig", folder: Path) -> "type[PreTrainedModel]":
     import transformers
 
+    if config.model_type in REMOTE:
+        adapt(config, folder, FAMILIES[config.model_type])
     masked = FAMILIES[config.model_type].masked
     found: type[PreTrainedModel] = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
     return found
@@ -146,7 +149,7 @@ def _load(folder: Path, config: "PretrainedConfig", opening: Opening) -> "PreTra
     """Its weights in float32, every one of them and no others."""
     try:
         with quiet(), _code_that_runs(config.model_type):
-            model, found = _model_class(config).from_pretrained(
+            model, found = _model_class(config, folder).from_pretrained(
                 folder,
                 config=config,
                 dtype=torch.float32,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from model.families.opening import REMOTE, Opening, open_network
 from smelt_interp.data.tokenizer import BYTES
@@ -27,6 +28,47 @@ def test_code_of_a_checkpoint_runs_by_visit_when_it_is_trusted_and_not_before(na
         network = open_network(folder, TRUSTED)
     assert torch.equal(network(TOKENS_BT), hooked(name)(TOKENS_BT))
     assert network.architecture.loops
+
+
+@torch.no_grad()
+def test_code_written_for_transformers_4_runs_as_it_is(tmp_path: Path) -> None:
+    theirs = plain("huginn_raven")
+    folder = write_folder("huginn_raven", tmp_path / "raven")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}), encoding="utf-8")
+    theirs.lm_head.weight = theirs.transformer.wte.weight
+    weights = {name: x.clone() for name, x in theirs.state_dict().items() if name != "lm_head.weight"}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    code = folder / "modeling_huginn_raven.py"
+    text = code.read_text(encoding="utf-8")
+    for now, once in (
+        ("class RavenForCausalLM", OLD_OUTPUT + "class RavenForCausalLM"),
+        ("config_class = RavenConfig", 'config_class = RavenConfig\n    _tied_weights_keys = ["lm_head.weight"]'),
+        ("self.post_init()", "self.tie_weights()\n        self.post_init()"),
+        ("return CausalLMOutput(", "return OldOutput(past_key_values=None, "),
+    ):
+        assert text.count(now) == 1
+        text = text.replace(now, once)
+    code.write_text(text, encoding="utf-8")
+    with remote_code():
+        network = open_network(folder, TRUSTED)
+    torch.testing.assert_close(network(TOKENS_BT), theirs(TOKENS_BT, init_scale=0.0).logits, atol=1e-5, rtol=1e-5)
+    assert network.unembed.weight is network.embed.weight
+
+
+OLD_OUTPUT = """
+from dataclasses import dataclass
+
+from transformers.utils import ModelOutput
+
+
+@dataclass
+class OldOutput(ModelOutput):
+    logits: torch.Tensor = None
+    past_key_values: object = None
+
+
+"""
 
 
 @torch.no_grad()
