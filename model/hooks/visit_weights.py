@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import cast
 
 from torch import Tensor, nn
 
@@ -15,15 +14,14 @@ Leaves = dict[str, Tensor]
 
 @contextmanager
 def weights_by_visit(network: LoopedModel) -> Iterator[list[Leaves]]:
-    """A list that every pass from tokens in the block fills anew, in the order of the plan, whatever became of the pass
-    before; a shared weight's gradient is the sum of those of its leaves. Weights outside the layers stay as they are.
+    """A list that every pass in the block fills anew, in the order of its steps, whatever became of the pass before; a
+    shared weight's gradient is the sum of those of its leaves. Weights outside the layers stay as they are.
     """
     with network.lock:
         found: list[Leaves] = []
         layers = network.layer_modules()
         own = {module: dict(module._parameters) for layer in layers for module in layer.modules()}
-        embed = cast("nn.Module", network.embed)  # what runs first, and may be the authors' own
-        handles = [embed.register_forward_pre_hook(lambda *_: found.clear())]
+        handles = [network.register_forward_pre_hook(lambda *_: found.clear())]
         handles += [layer.register_forward_pre_hook(partial(_put_leaves, found)) for layer in layers]
         try:
             yield found

@@ -70,7 +70,10 @@ def test_weights_are_back_after_the_block_and_after_a_mistake_in_it() -> None:
         NETWORK(torch.full((1, 4), 1))  # from its own beginning, wherever the last one ended
         assert NETWORK.layers[1].attn.q_proj.weight is leaves[3]["attn.q_proj.weight"]
         assert len(leaves) == len(NETWORK.plan)
-    assert not NETWORK.embed._forward_pre_hooks
+        for _ in range(2):
+            NETWORK(torch.zeros(1, 4, NETWORK.architecture.width), start_at=(1, 1))
+            assert len(leaves) == len(NETWORK.plan) - NETWORK.step(1, 1)
+    assert not NETWORK._forward_pre_hooks
     assert all(weight is before[name] for name, weight in NETWORK.named_parameters())
 
 
