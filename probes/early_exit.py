@@ -8,7 +8,7 @@ exit, shares of tokens:
     stands    the answer is the last exit's, here and at every later exit
     right     the answer is the token that really follows
     lost      right here and wrong at the last exit: what going on has cost
-    gained    wrong here and right at the last exit
+    gained    wrong here and right at the last exit; these two say nothing of the last exit itself
 
 and for a rule that picks an exit for each token, `right` and the mean number of the exit it takes, from 1:
 
@@ -237,9 +237,12 @@ def _by_exit(totals: Totals[Layout, Options], exits: Exits, places: tuple[Place,
         LOST: ("independent", right_X * (1 - right_X[-1])),
         GAINED: ("independent", (1 - right_X) * right_X[-1]),
     }
+    # At the last exit nothing is lost or gained.
+    before = [place._replace(positions=[at for at in place.positions if at != len(right_X) - 1]) for place in places]
+    before = [place for place in before if place.positions]
     return [
-        Quantity(name=name, value_RLH=value_RX[..., None], places=places, n=totals.n["samples"],
-                 nulls={nulls[name][0]: nulls[name][1][:, None]}, where={"exits": exits})
+        Quantity(name=name, value_RLH=value_RX[..., None], places=before if name in (LOST, GAINED) else places,
+                 n=totals.n["samples"], nulls={nulls[name][0]: nulls[name][1][:, None]}, where={"exits": exits})
         for name, value_RX in share_RX.items()
     ]  # fmt: skip
 

@@ -231,6 +231,7 @@ def _each_expert(
     value_RLEX: Numbers,
     nulls: Mapping[str, Numbers | float],
     column: Callable[[int, int, int], Where],
+    groups: int | None = None,
 ) -> Quantity:
     """X rows of each expert at each position, those of a value above 0; `column(position, expert, x)` says of what.
     Nulls are (L, E, X)."""
@@ -246,6 +247,7 @@ def _each_expert(
         value_RLH=value_RLEX.reshape(len(value_RLEX), shape[0], -1),
         places=places,
         n=n,
+        groups=groups,
         nulls={name: np.broadcast_to(null, shape).reshape(shape[0], -1) for name, null in nulls.items()},
         picked=True,
     )
@@ -288,7 +290,7 @@ def _went(totals: Totals[Layout, Options]) -> list[Quantity]:
     goes_GPEE = whole["goes"]
     num_experts = goes_GPEE.shape[-1]
     to_PEX = _largest(goes_GPEE.sum(0) * (1 - np.eye(num_experts)), min(options.going, num_experts - 1))
-    weight_RG, n = _group_weights(goes_GPEE.sum((1, 2, 3)), options.resample_seed)
+    weight_RG, groups = _group_weights(goes_GPEE.sum((1, 2, 3)), options.resample_seed)
     top_RPEX = np.tensordot(weight_RG, np.take_along_axis(goes_GPEE, to_PEX[None], -1), axes=1)
     bottom_RPE = np.tensordot(weight_RG, goes_GPEE.sum(-1), axes=1) / totals.architecture.top_k
     others: dict[str, Numbers | float] = {
@@ -296,8 +298,8 @@ def _went(totals: Totals[Layout, Options]) -> list[Quantity]:
         "popularity": np.take_along_axis(popular_PE[:, None], to_PEX, -1),
         "shuffled": np.take_along_axis(dealt_PEE, to_PEX, -1),
     }
-    goes = _each_expert(GOES, pairs, n, ratio(top_RPEX, bottom_RPE[..., None]), others,
-                        lambda at, expert, x: {"to": f"expert {to_PEX[at, expert, x] + 1}"})  # fmt: skip
+    goes = _each_expert(GOES, pairs, totals.n["tokens"], ratio(top_RPEX, bottom_RPE[..., None]), others,
+                        lambda at, expert, x: {"to": f"expert {to_PEX[at, expert, x] + 1}"}, groups)  # fmt: skip
     return [together, stays, goes]
 
 
@@ -319,14 +321,15 @@ def _tokens(totals: Totals[Layout, Options]) -> Quantity:
     chance_V = ratio(whole["all tokens"], whole["all tokens"].sum())
     told_LEV = share_LEV * np.log(ratio(share_LEV, chance_V), out=np.zeros_like(share_LEV), where=share_LEV > 0)
     best_LEX = _largest(told_LEV, totals.options.tokens)
-    weight_RG, n = _group_weights(load_GLE.sum((1, 2)), totals.options.resample_seed)
+    weight_RG, groups = _group_weights(load_GLE.sum((1, 2)), totals.options.resample_seed)
     top_RLEX = np.tensordot(weight_RG, np.take_along_axis(counts_GLEV, best_LEX[None], -1), axes=1)
     shuffled_LEV = ratio(whole["shuffled tokens"], load_GLE.sum(0)[..., None])
     labels_V = totals.examples["labels"].text[:, 0]
     return _each_expert(
-        TOKEN, totals.layout.steps, n, ratio(top_RLEX, np.tensordot(weight_RG, load_GLE, axes=1)[..., None]),
+        TOKEN, totals.layout.steps, totals.n["tokens"],
+        ratio(top_RLEX, np.tensordot(weight_RG, load_GLE, axes=1)[..., None]),
         {"uniform": chance_V[best_LEX], "shuffled": np.take_along_axis(shuffled_LEV, best_LEX, -1)},
-        lambda at, expert, x: {"token": str(labels_V[best_LEX[at, expert, x]])},
+        lambda at, expert, x: {"token": str(labels_V[best_LEX[at, expert, x]])}, groups,
     )  # fmt: skip
 
 

@@ -4,8 +4,9 @@
     gain       the loss of the network named by --against, minus this network's, over the same tokens
     ratio      the gain in the long bucket over the gain in the short one: 1 where a network gains alike everywhere
 
-The paper's buckets (section 6.3) are 32 to 256 and 512 to 4096 tokens of a context of 4096. Rows that are shorter have
-the same shares of their length as buckets, and the table says so. Single octaves stand at --level layer.
+The paper's buckets (section 6.3) are 32 to 256 and 512 to 4096 tokens of a context of 4096. A network with a shorter
+context has the same shares of its own, and the table says so: --length makes rows as long as that. Single octaves stand
+at --level layer.
 """
 
 import sys
@@ -44,7 +45,7 @@ FULL = max(BUCKETS["long"])
 
 @validated
 class Options:
-    """Nothing to choose: the length of the rows decides."""
+    """Nothing to choose: the network's context decides."""
 
 
 class Bucket(NamedTuple):
@@ -91,16 +92,16 @@ def reduce(batch: Batch, vocab_size: int, options: Options) -> Reduced:
     return Reduced(by_sample=found, defined={"documents": measured_B})
 
 
-def buckets(length: int) -> Iterator[Bucket]:
-    """The paper's buckets in rows of `length` tokens, then octaves."""
-    share = min(1.0, length / FULL)
+def buckets(context: int) -> Iterator[Bucket]:
+    """The paper's buckets in a context of so many tokens, then octaves."""
+    share = min(1.0, context / FULL)
     for name, (first, last) in BUCKETS.items():
         paper = f"the paper's are {first:.0f}-{last:.0f} of {FULL:.0f}"
-        said = "" if share == 1 else f"as shares of {length} tokens: {paper}"
+        said = "" if share == 1 else f"as shares of a context of {context}: {paper}"
         yield Bucket("headline", name, ceil(first * share), int(last * share), said)
     first = 1
-    while first < length:
-        yield Bucket("split", "octave", first, min(2 * first, length) - 1)
+    while first < context:
+        yield Bucket("split", "octave", first, min(2 * first, context) - 1)
         first *= 2
 
 
@@ -120,7 +121,10 @@ def against(totals: Totals[int, Options], other: Totals[int, Options]) -> list[Q
 
 
 def _buckets(totals: Totals[int, Options]) -> list[Bucket]:
-    return list(buckets(totals.sums["tokens"].shape[1]))
+    """Those of the network's context; of octaves, those that tokens fall into."""
+    tokens_C = totals.sums["tokens"][0]
+    return [each for each in buckets(totals.architecture.context)
+            if each.name in BUCKETS or tokens_C[each.first - 1 : each.last].any()]  # fmt: skip
 
 
 def _loss(totals: Totals[int, Options], bucket: Bucket) -> NDArray[np.float64]:
@@ -134,7 +138,11 @@ def _quantity(
 ) -> Quantity:
     before = None if name == RATIO else f"{bucket.first}-{bucket.last}"
     places = [Place(bucket.level, {"bucket": bucket.name, "tokens before": before}, [0], [])]
-    undefined = "" if np.isfinite(value_R[0]) else "not defined: no token follows so many"
+    undefined = (
+        ""
+        if np.isfinite(value_R[0])
+        else f"not defined: no token follows so many; --length may be {totals.architecture.context}"
+    )
     return Quantity(name=name, value_RLH=value_R[:, None, None], places=places, n=totals.n["documents"],
                     nulls={**nulls}, note=lambda place: bucket.note, undefined=undefined)  # fmt: skip
 

@@ -6,7 +6,7 @@ the same weights, with its loop factor kept or one over their number.
 
     step length     root mean square of norm(d_v) over tokens
     contraction     step length by that of the visit before; the loop converges where it stays below 1
-    angle           between d_v and d_(v-1) in degrees, from their pooled cosine; 0 goes straight on, 180 turns back
+    angle           in degrees, between d_v and d_(v-1), from their pooled cosine; 0 goes straight on, 180 turns back
     state norm      root mean square of norm(x_v); the loop was entered with 1
     straightness    share of the orbit's variance over visits that its first principal axis has; 1 is a straight line
     loss            of predicting the next token with v visits, in nats, and its change from one visit
@@ -49,7 +49,7 @@ DATA = DataOptions(data=("dyck", "code"), samples=32)
 OVERVIEW = ()
 
 STEP, CONTRACTION, ANGLE, NORM, STRAIGHT, LOSS = (
-    "step length", "contraction", "angle", "state norm", "straightness", "loss",
+    "step length", "contraction", "angle (degrees)", "state norm", "straightness", "loss",
 )  # fmt: skip
 
 

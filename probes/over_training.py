@@ -59,9 +59,6 @@ class Runs:
     """Steps to measure; none means all that every run has kept."""
 
     def __post_init__(self) -> None:
-        for name, runs in (("runs", self.runs), ("--against", self.against)):
-            if runs:
-                different(name, tuple(run.resolve() for run in runs))
         if self.at:
             different("--at", self.at)
         if self.against and len(self.against) != len(self.runs):
@@ -117,9 +114,12 @@ def shared_steps(runs: Sequence["Kept"], at: Sequence[int]) -> tuple[int, ...]:
 
 def points(asked: Asked[object], probe: Probe) -> Iterator[Point]:
     """Every run after every step, measured on the same samples."""
-    from model.training.kept import END, config_of, kept, network_at
+    from model.training.kept import END, config_of, kept, network_at, training_of
 
     which = asked.which
+    for name, folders in (("runs", which.runs), ("--against", which.against)):
+        if folders:
+            different(name, tuple(map(training_of, folders)))
     runs, others = ([kept(folder) for folder in folders] for folders in (which.runs, which.against))
     for first, *more in (each for each in (runs, others) if each):
         for run in more:
@@ -127,14 +127,19 @@ def points(asked: Asked[object], probe: Probe) -> Iterator[Point]:
                 raise UserError(f"runs must be seeds of one network; got {first.folder} and {run.folder}, which differ:"
                                 " another network's runs follow --against")  # fmt: skip
 
-    def subject(run: "Kept", step: int, name: str) -> Subject:
-        return running_subject(name, network_at(run, step), {"run": str(run.folder), "step": step}, Source())
+    def subject(run: "Kept", step: int, name: str, seen: dict[str, Path]) -> Subject:
+        found = running_subject(name, network_at(run, step), {"run": str(run.folder), "step": step}, Source())
+        # One training under two names would pass for two seeds.
+        if (twin := seen.setdefault(str(found.described["weights"]), run.folder)) != run.folder:
+            raise UserError(f"runs must have weights of their own; got {twin} and {run.folder} with the same")
+        return found
 
     for step in shared_steps([*runs, *others], which.at):
+        seen: dict[str, Path] = {}
         for at, run in enumerate(runs):
             when = "" if step == END else f", step {step}"
-            subjects = [subject(run, step, f"{run.folder.resolve().name}{when}")]
-            subjects += [subject(others[at], step, OTHER)] if others else []
+            subjects = [subject(run, step, f"{run.folder.resolve().name}{when}", seen)]
+            subjects += [subject(others[at], step, OTHER, seen)] if others else []
             measured = measure_subjects(which.probe, probe, asked.data, asked.measure, tuple(subjects))
             yield Point(step=step, run=run.folder, measured=measured)
 

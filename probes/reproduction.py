@@ -373,6 +373,9 @@ def main() -> None:
     if options.out is not None:
         make_folder(options.out)  # before minutes are spent
     pairs = [measure_pair(options, number) for number in range(len(options.pair))]
+    weights = [str(each.subjects[0].described["weights"]) for found, _ in pairs for each in [*found.values()][:1]]
+    if len(set(weights)) < len(weights):
+        raise UserError("pairs must be of different trainings; got looped networks with the same weights")
     shared = [key for key in pairs[0][0] if all(key in found for found, _ in pairs)]
     card = rows({key: [found[key] for found, _ in pairs] for key in shared})
     card += untestable(card, {probe: reason for _, reasons in pairs for probe, reason in reasons.items()})

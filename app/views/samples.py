@@ -73,6 +73,7 @@ def _filtered(frame: DataFrame) -> DataFrame:
         least = _bound("least", "At least")
     with row[3]:
         most = _bound("most", "At most")
+    check_one_of("largest", ["true", "false"], "false")
     descending = row[4].toggle("Largest first", key="largest", bind="query-params")
     return sample_values.chosen_samples(frame, show=show, by=by, descending=descending, least=least, most=most)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import partial
+from math import isfinite
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 import streamlit as st
@@ -156,7 +157,8 @@ def _parsed(text: str, kind: object) -> object:
             return text == "true"
     elif kind in (int, float, str):
         value: object = kind(text)
-        return value
+        if not isinstance(value, float) or isfinite(value):
+            return value
     raise ValueError(text)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from model.checkpoint import WEIGHTS, read_config
 from model.network import LoopedMoE
 from model.tokenizers import read_tokenizer
-from model.training.run_folder import RUN, read_run
+from model.training.run_folder import CHECKPOINT, RUN, read_run
 from model.training.state import load_state, states
 from smelt_interp.config import ModelConfig
 from smelt_interp.data.tokenizer import BYTES
@@ -33,6 +33,12 @@ def kept(folder: Path) -> Kept:
     if not found:
         raise UserError(f"a run must be a folder with states of a training, or a checkpoint; got {folder}")
     return Kept(folder=folder, networks=found)
+
+
+def training_of(folder: Path) -> Path:
+    """The folder of the training that a run, or the checkpoint within one, comes from."""
+    place = folder.resolve()
+    return place.parent if place.name == CHECKPOINT and (place.parent / RUN).is_file() else place
 
 
 def config_of(run: Kept) -> ModelConfig:

@@ -34,7 +34,6 @@ from probes.running.probe import (
 )
 from probes.running.source import FIRST_TOKEN, START, UNTRAINED, SampleSet, Source, Subject, open_subjects, sample_sets
 from probes.running.stored import keep_result
-from probes.statistics.bootstrap import NUM_RESAMPLES
 from probes.statistics.grid import Cell, Level, headline_loops
 from probes.statistics.quantities import Record, as_table
 from smelt_interp.data.datasets import DataOptions
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 Measure = TypeVar("Measure")
 SCHEMA = "smelt.result"
 COUNTING = "layers, visits, heads and keys count from 1"
-INTERVAL = f"[..] is a 95% interval over documents, {NUM_RESAMPLES} resamples"
+INTERVAL = "[..] is a 95% interval over documents"
 
 
 @validated

@@ -42,6 +42,8 @@ class Quantity:
     places: Sequence[Place]
     n: int
     """Documents that define it."""
+    groups: int | None = None
+    """Groups of those by which it was counted, where its interval is over them."""
     nulls: Mapping[str, NDArray[np.float64] | float | None] = field(default_factory=dict)
     """What it would be under each null: one number, or (L, H); None where that null says nothing."""
     change: bool = False
@@ -85,7 +87,7 @@ class Quantity:
         estimate = None
         if not self.undefined:
             exact = binomial_interval(float(value_R[0]), self.n) if self.share else None
-            estimate = exact or interval(value_R, self.n, recentred=self.recentred)
+            estimate = exact or interval(value_R, self.groups or self.n, recentred=self.recentred)._replace(n=self.n)
         nulls = dict.fromkeys(nulls) if self.undefined else nulls
         return record(place.level, self.name, estimate, where={**where, **self.where}, nulls=nulls,
                       note=self.undefined or self.note(place))  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cache.batch import Batch
+from cache.batch import Batch, take
 from probes.statistics.arrays import Floats, Mask, is_token, to_numpy
 from probes.statistics.bootstrap import weights
 from probes.statistics.examples import Examples
@@ -153,6 +153,11 @@ class Sums(Generic[Layout, Options]):
 
     def add(self, batch: Batch) -> None:
         """Reduce a batch and add it."""
+        if self.keep_samples and len(batch.samples) > 1:
+            # One after the other: what a batch has in common, such as its largest, is no sample's own.
+            for row in range(len(batch.samples)):
+                self.add(take(batch, np.array([row])))
+            return
         if self._layout is None:
             self._layout = self._lay_out(batch, self.options, self.loops)
         reduced = self._reduce(batch, self._layout, self.options)

@@ -59,7 +59,8 @@ def test_a_sample_chosen_on_one_page_is_that_of_the_next_if_it_has_it(folder: Pa
 
 
 def test_wrong_choices_fall_back_and_say_so(folder: Path) -> None:
-    test = page("samples", folder, capture="looped", measured="x", colour="blood", by="weight", least="inf-")
+    test = page("samples", folder, capture="looped", measured="x", colour="blood", by="weight", least="inf", most="nan",
+                largest="maybe")  # fmt: skip
     said = [each.value for each in test.warning]
-    assert [line.split()[2] for line in said] == ["measured", "by", "least", "colour"]
+    assert [line.split()[2] for line in said] == ["measured", "by", "least", "most", "largest", "colour"]
     assert not test.error

@@ -66,6 +66,9 @@ def test_exits_are_the_network_with_fewer_visits_and_the_readout_of_each_step() 
     right = pick(rows, quantity="right", exits="step", level="layer", layers="3", visit=1)["value"]
     assert right == pytest.approx(float((read_BT == next_BT)[counted_BT].float().mean()))
     last = pick(rows, quantity="right", exits="step", level="layer", layers="4", visit=1)["value"]
+    assert [row["visit"] for row in rows if row["quantity"] == "lost" and row["exits"] == "visit"] == [1], (
+        "2 is the last"
+    )
     oracle = pick(rows, quantity="right", exits="step", rule="oracle")
     assert oracle["value"] >= last
     assert pick(rows, quantity="exit", exits="step", rule="confidence 0.95")["value"] <= 6

@@ -53,7 +53,7 @@ def find(result: Result, quantity: str, **where: object) -> dict[str, object]:
 def test_the_token_that_an_expert_fires_on_stands_first_beside_its_share_of_all(result: Result) -> None:
     tokens = 6 * 12 - 6  # two rows lack one, two lack two
     found = find(result, "token share", visit=1, expert=3, token="a")
-    assert (found["value"], found["low"], found["high"]) == (1.0, 1.0, 1.0)
+    assert (found["value"], found["low"], found["high"], found["n"]) == (1.0, 1.0, 1.0, NUM)
     assert found["null_uniform"] == pytest.approx(24 / tokens)
     # Dealt out within each sample: 4 of its 12, 11 or 10 tokens are `a`.
     assert found["null_shuffled"] == pytest.approx(np.mean([4 / 12, 4 / 11, 4 / 10]))

@@ -13,7 +13,9 @@ from tests.support.planted import LOOPED, pick, planted_batch, split_batch, text
 
 
 def batch_of(samples: Samples, nats_NT: np.ndarray):
-    return planted_batch(LOOPED, samples, {}, logprob_BT=-nats_NT.astype(np.float32))
+    """Of a network whose context is the rows' length."""
+    network = replace(LOOPED, context=samples.ids_NT.shape[1])
+    return planted_batch(network, samples, {}, logprob_BT=-nats_NT.astype(np.float32))
 
 
 def gains(samples: Samples, gain_NT: np.ndarray, size: int = 3) -> list[dict[str, object]]:
@@ -38,7 +40,7 @@ def test_a_planted_gain_comes_back_and_its_ratio() -> None:
     assert (short["value"], long["value"]) == pytest.approx((0.1, 0.152), abs=1e-6)
     ratio = pick(rows, quantity="gain ratio, long / short")
     assert (ratio["value"], ratio["low"], ratio["high"]) == pytest.approx((1.52, 1.52, 1.52), abs=1e-4)
-    assert ratio["note"] == "as shares of 160 tokens: the paper's are 512-4096 of 4096"
+    assert ratio["note"] == "as shares of a context of 160: the paper's are 512-4096 of 4096"
     octave = pick(rows, quantity="gain (nats)", bucket="octave", **{"tokens before": "8-15"})
     assert octave["value"] == pytest.approx((3 * 0.1 + 5 * 0.152) / 8, abs=1e-6)
 
@@ -65,4 +67,4 @@ def test_a_bucket_that_no_token_falls_into_is_not_defined() -> None:
     short = replace(samples, segment_start_NT=(np.arange(64) // 4 * 4 * np.ones((3, 1))).astype(np.int32))
     rows = rows_of(length_gain, [batch_of(short, np.ones((3, 64)))])
     long = pick(rows, bucket="long")
-    assert (long["value"], long["note"]) == (None, "not defined: no token follows so many")
+    assert (long["value"], long["note"]) == (None, "not defined: no token follows so many; --length may be 64")

@@ -48,7 +48,7 @@ def test_a_spiral_has_the_contraction_and_the_angle_that_were_planted() -> None:
     assert reached.all(), "no step is longer on the plane than it is"
     for visit in (2, 3, 4):
         assert pick(rows, quantity="contraction", visit=visit)["value"] == pytest.approx(shrink)
-        angle = pick(rows, quantity="angle", visit=visit)
+        angle = pick(rows, quantity="angle (degrees)", visit=visit)
         assert [angle["value"], angle["null_shuffled"]] == pytest.approx([30, 30]), "tokens are alike"
     assert pick(rows, quantity="step length", visit=3)["value"] == pytest.approx(shrink**2)
     norm = pick(rows, quantity="state norm", visit=4)
@@ -76,7 +76,7 @@ def test_every_number_is_that_of_the_network_run_longer() -> None:
         contraction = pick(rows, quantity="contraction", scale=scale, visit=3)["value"]
         assert contraction == pytest.approx((square[2] / square[1]) ** 0.5, rel=1e-5)
         cosine = float((steps[2] * steps[1])[token_BT].sum()) / (square[2] * square[1]) ** 0.5
-        angle = pick(rows, quantity="angle", scale=scale, visit=3)["value"]
+        angle = pick(rows, quantity="angle (degrees)", scale=scale, visit=3)["value"]
         assert np.cos(np.radians(angle)) == pytest.approx(cosine, abs=1e-5)
     kept = pick(rows, quantity="loss", scale="kept", visit=2)["value"]
     assert kept == pytest.approx(-float((batch.logprob_BT * counted_BT).sum() / counted_BT.sum()), rel=1e-5)
@@ -97,7 +97,7 @@ def test_a_loop_that_writes_nothing_stays_and_loses_nothing() -> None:
     assert len({row["value"] for row in losses}) == 1
     assert losses[0]["null_no_loop"] == pytest.approx(losses[0]["value"])
     assert pick(rows, quantity="step length", visit=2)["value"] == 0
-    assert pick(rows, quantity="angle", visit=2)["value"] is None
+    assert pick(rows, quantity="angle (degrees)", visit=2)["value"] is None
 
 
 def test_batches_do_not_matter() -> None:
@@ -116,4 +116,4 @@ def test_any_network_is_followed_as_far_as_it_goes() -> None:
     assert (loss["visit"], loss["note"][:52]) == (6, "visits must be those that a dense-nested network's o")
     family = measure(hooked("llama", SPAN), most_visits=3).rows()
     assert [row["visit"] for row in family if row["quantity"] == "loss"] == [1, 2, 3, "2 - 1", "3 - 1"]
-    assert pick(family, quantity="angle", visit=3)["layers"] == "looped 2-3"
+    assert pick(family, quantity="angle (degrees)", visit=3)["layers"] == "looped 2-3"

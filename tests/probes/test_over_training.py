@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -42,7 +43,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     seeds = {"smelt-0": (0, 2), "smelt-1": (20, 2), "base-0": (40, 1), "base-1": (60, 1)}
     made = {name: a_run(folder / name, seed, visits=visits) for name, (seed, visits) in seeds.items()}
     LoopedMoE(CONFIG, seed=3).save_pretrained(folder / "ended", readme="")
-    return made | {"ended": folder / "ended", "early": a_run(folder / "early", 9, steps=(4,))}
+    network_at(kept(made["smelt-0"]), 6).save_pretrained(made["smelt-0"] / "checkpoint", readme="")
+    copytree(made["smelt-0"], folder / "copy")
+    return made | {
+        "copy": folder / "copy",
+        "own": made["smelt-0"] / "checkpoint",
+        "ended": folder / "ended",
+        "early": a_run(folder / "early", 9, steps=(4,)),
+    }
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
@@ -123,6 +131,11 @@ def test_rows_of_runs_become_one_by_students_law() -> None:
         ((), r"runs must be one or more folders; got none"),
         (("{smelt-0}", "--against", "{base-0}", "{base-1}"), r"--against must name as many runs .*; got 2 and 1"),
         (("{smelt-0}", "{smelt-0}"), r"runs must be one or more different values; got .*smelt-0 .*smelt-0"),
+        (("{smelt-0}", "{own}"), r"runs must be one or more different values; got .*smelt-0 .*smelt-0"),
+        (
+            ("{smelt-0}", "{copy}", "--data", "code"),
+            r"runs must have weights of their own; got .*smelt-0 and .*copy with the same",
+        ),
         (("{smelt-0}", "--at", "5"), r"every run must have kept step 5; all have 3, 6: train with --keep-every"),
         (("{smelt-0}", "{early}"), r"runs must have kept a step that all have; got smelt-0 3 6; early 4"),
         (("{smelt-0}", "--at", "3", "3"), r"--at must be one or more different values; got 3 3"),
