@@ -57,6 +57,8 @@ def test_centred_cosine_equals_its_definition_over_measured_tokens_and_ignores_o
     for shift in (0.0, 5.0):
         sums = sim.cosine_sums(a + shift, b - 3 * shift, mask)
         assert sim.centred_cosine(total(sums)) == pytest.approx(expected, abs=1e-10)
+    small = sim.cosine_sums(a / 1000, b / 1000, mask)
+    assert sim.centred_cosine(total(small)) == pytest.approx(expected, abs=1e-10), "lengths say nothing"
 
 
 def test_cosine_nulls_are_the_mean_over_random_permutations_within_samples(rng):
@@ -137,6 +139,7 @@ def test_a_row_that_float16_shortened_is_complete(rng):
     short = np.array([1.0, 1.1]) * sim.ROW_SUM_TOLERANCE  # what storage explains, and a little more
     distance = sim.jensen_shannon_distance(np.stack([1 - 0.99 * short[:1], 1 - short[1:]]), np.ones((2, 1)))
     assert distance[0] == 0 < distance[1]
+    np.testing.assert_allclose(sim.jensen_shannon_distance(rows, rows * 1.0009), 0, atol=1e-6)  # of equal shares
 
 
 def test_pattern_sums_measure_only_the_masked_queries(rng):

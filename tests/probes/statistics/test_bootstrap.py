@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, norm
+from scipy.stats import t as student
 
 from probes.statistics import bootstrap
 from probes.statistics.arrays import ratio
-from probes.statistics.bootstrap import FEWEST, NUM_RESAMPLES, interval, num_groups, weights
+from probes.statistics.bootstrap import FEWEST, NUM_RESAMPLES, binomial_interval, interval, num_groups, weights
 
 Planted = Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray, np.ndarray]]
 """A draw: sums and counts of each sample, and the document it is of. The true ratio is 0.5."""
@@ -125,6 +126,15 @@ def test_resamples_that_define_nothing_are_left_out_and_one_document_has_no_inte
     assert 0.4 <= interval(value_R, 9).low <= interval(value_R, 9).high <= 0.6
     assert np.isnan(interval(value_R, 1)[1:3]).all()
     assert np.isnan(interval(np.full(5, np.nan), 9).low)
+
+
+def test_ends_are_the_quantiles_that_the_page_names() -> None:
+    """Hesterberg's: of 5 documents at Phi(-+ sqrt(5/4) t), t the 97.5% point of Student's law with 4 degrees."""
+    draws_R = np.random.default_rng(0).standard_normal(400)
+    found = interval(np.array([0.0, *draws_R]), 5)
+    outside = norm.cdf(-np.sqrt(5 / 4) * student.ppf(0.975, 4))
+    assert found[1:3] == pytest.approx(np.quantile(draws_R, (outside, 1 - outside)))
+    assert binomial_interval(1.0, 1)[:3] == pytest.approx((1.0, 0.025, 1.0)), "one document that says yes"
 
 
 def test_many_numbers_are_counted_in_fewer_groups_of_documents() -> None:
