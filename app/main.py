@@ -55,6 +55,7 @@ def main() -> None:
     # The first page's own address is the root; a link may also say its name.
     named_captures = st.Page(partial(_go_to, captures), title="Captures", url_path="captures", visibility="hidden")
     look = [
+        page("overview", "overview", "Overview by step", probes),
         page("samples", "samples", "Samples"),
         page("attention", "attention", "Attention, both visits"),
         page("experts", "experts", "Experts, both visits"),

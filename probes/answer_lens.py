@@ -29,6 +29,7 @@ from pydantic import Field
 
 from cache.batch import Batch
 from cache.store import Capture
+from probes import logit_lens
 from probes.dyck_icl import ASKS_NOTHING, asking
 from probes.logit_lens import AFTER, ENTERING, Layout, Lens, lay_out, readings
 from probes.running import report
@@ -36,7 +37,7 @@ from probes.running.source import SampleSet, Source, Subject, open_subjects
 from probes.statistics.along_steps import mean_at_steps
 from probes.statistics.arrays import to_numpy
 from probes.statistics.bootstrap import weights
-from probes.statistics.grid import STEPS, headline_loops
+from probes.statistics.grid import STEPS, Where, headline_loops
 from probes.statistics.quantities import Quantity, Record
 from smelt_interp.data.dyck_scores import teacher_forced
 from smelt_interp.data.samples import Role, Samples
@@ -181,7 +182,7 @@ def quantities(
         if sum_NXM.shape[1] <= len(grid.steps):
             places = tuple(place for place in places if max(place.positions) < coda)
         for index, measure in enumerate(MEASURES):
-            where = {"lens": lens}
+            where: Where = {"lens": lens}
             if not n:
                 nothing = np.full((1, len(grid.steps), 1), np.nan)
                 found.append(Quantity(name=measure, value_RLH=nothing, n=0, where=where, places=places, change=True,
@@ -206,7 +207,9 @@ def measure(options: Options) -> tuple[dict[str, object], Capture]:
     episodes: list[Episode] = []
     sums: dict[str, list[Floats]] = {}
     for batch in subject.batches(data, (ENTERING, AFTER)):
-        layout = layout or lay_out(batch, None, headline_loops(subject.architecture))
+        layout = layout or lay_out(
+            batch, logit_lens.Options(lenses=options.lenses), headline_loops(subject.architecture)
+        )
         found = read_batch(subject, batch, layout, options.lenses)
         row_P, _ = np.nonzero(batch.samples.role_NT == Role.ANSWER)
         ends = np.searchsorted(row_P, np.arange(len(batch.samples) + 1))

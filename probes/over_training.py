@@ -9,13 +9,14 @@ beside them, seed by seed, and what the runs have over those is paired by seed a
 samples. The options of the probe follow its name.
 """
 
+import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, NamedTuple, TypeVar
 
 import tyro
 from pydantic import Field
@@ -28,6 +29,7 @@ from probes.running.source import Source, Subject, running_subject
 from probes.statistics.quantities import Record, as_table, error_bars
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.errors import UserError, run_command
+from smelt_interp.input_files import read_input
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.output_files import make_folder
 from smelt_interp.terminal.tables import print_table
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
 
 Measure = TypeVar("Measure")
 SCHEMA = "smelt.over_training"
+FILE = "over-training-{probe}.json"
+"""In the folder of --out."""
+MOST_BYTES = 256 * 2**20
 OTHER = "the other"
 """What the network of --against is called, of every seed."""
 PROBE = "--probe"
@@ -215,6 +220,30 @@ def describe(
             "command": line}  # fmt: skip
 
 
+class Written(NamedTuple):
+    """What --out wrote."""
+
+    title: str
+    results: dict[str, list[Record]]
+    """Rows by name of the samples."""
+    command: str
+
+
+def read_result(path: Path) -> Written:
+    """A result in a folder of --out. Raises UserError for what is none."""
+    try:
+        said = json.loads(read_input(path, "a result over training", MOST_BYTES))
+        results = {str(name): list(rows) for name, rows in said["results"].items()}
+        columns = {"level", "quantity", "step", "value", "low", "high"}
+        if said["schema"] != SCHEMA or not all(columns <= row.keys() for rows in results.values() for row in rows):
+            raise ValueError(f"it is no {SCHEMA}")
+        return Written(f"{catalog.load(str(said['probe'])).TITLE} over training", results, str(said["command"]))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise UserError(
+            f"{path} must be what probes.over_training --out wrote; {error!s:.80}: write it again"
+        ) from None
+
+
 def main() -> None:
     """Measure every kept step of every run, print the rows over steps, and write what --out asks for."""
     asked = parsed(sys.argv[1:])
@@ -228,8 +257,9 @@ def main() -> None:
     document = describe(asked, found, of_sets, shlex.join(["python", "-m", "probes.over_training", *sys.argv[1:]]))
     title = f"{probe.TITLE} over training"
     if out is not None:
-        name = f"over-training-{asked.which.probe}"
-        report.write_text(out / f"{name}.json", report.json_text(document))
+        path = out / FILE.format(probe=asked.which.probe)
+        name = path.stem
+        report.write_text(path, report.json_text(document))
         facts = {key: document[key] for key in ("probe", "runs", "against", "command")}
         report.write_text(out / f"{name}.html", exports.html_text(figures(of_sets, title), title, facts))
         for data, of_set in of_sets.items():

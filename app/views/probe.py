@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import streamlit as st
 from pandas import DataFrame, Series
 
-from app.widgets.address import check_each_of
+from app.widgets.address import check_each_of, check_one_of
 from app.widgets.answers import Document, Figures, answer_of
 from app.widgets.capture_folder import chosen_capture, other_capture_names
 from app.widgets.options import choose_options
@@ -20,6 +20,7 @@ from smelt_interp.errors import UserError
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+ALL = "all"
 WIDTHS = {
     name: st.column_config.TextColumn(width=width)
     for name, width in (("quantity", 180), ("value [95%]", 185), ("note", 130))
@@ -50,20 +51,23 @@ def probe_page(name: str, folder: Path) -> None:
         except UserError as error:
             page.error(str(error))
             return
+        layers = [ALL, *(str(layer + 1) for layer in sorted({step.layer for step in capture.architecture.steps}))]
+        check_one_of("layer", layers, ALL)
+        layer = st.selectbox("Rows of layer", layers, key="layer", bind="query-params")
     captures = [capture, *(Capture(folder / other) for other in others)]
     try:
-        _show_answer(name, captures, options)
+        _show_answer(name, captures, options, layer)
     except UserError as error:
         st.error(str(error))
 
 
-def _show_answer(name: str, captures: list[Capture], options: object) -> None:
+def _show_answer(name: str, captures: list[Capture], options: object, layer: str) -> None:
     """What is kept of this question, or what is measured now. Raises UserError for captures that cannot be measured."""
     capture = captures[0]
     asked = f"draw {name} {[each.digest for each in captures]} {options}"
     stored, figures, line = answer_of(name, captures, options, draw=st.session_state.get(asked, False))
     for result in cast("list[Document]", stored["results"]):
-        _show_result(stored, result, figures, line)
+        _show_result(stored, result, figures, line, layer)
     if not figures:
         st.button(
             "Draw the probe's own figures", key=f"ask {asked}", on_click=st.session_state.update,
@@ -79,7 +83,7 @@ def _show_answer(name: str, captures: list[Capture], options: object) -> None:
     )  # fmt: skip
 
 
-def _show_result(document: Document, result: Document, own: Figures, line: str) -> None:
+def _show_result(document: Document, result: Document, own: Figures, line: str, layer: str) -> None:
     """One set of samples: every network on common axes, the headline, all rows, the probe's own figures, files."""
     name, data = str(document["probe"]), str(result["data"])
     networks = [str(network["name"]) for network in cast("list[Document]", document["networks"])]
@@ -104,9 +108,12 @@ def _show_result(document: Document, result: Document, own: Figures, line: str) 
     if table.notes:
         st.caption("  \n".join(table.notes))
     frame = as_table(rows)
-    details = frame[frame["level"] != "headline"].dropna(axis=1, how="all")
+    details = frame[frame["level"] != "headline"]
+    of_layer = layer != ALL and "layers" in details
+    details = (details[details["layers"].eq(layer)] if of_layer else details).dropna(axis=1, how="all")
     if len(details):
-        with st.expander(f"Every other row: {len(details)}"):
+        named = f"Rows of layer {layer}" if of_layer else "Every other row"
+        with st.expander(f"{named}: {len(details)}", expanded=of_layer):
             st.dataframe(details.apply(_texts), hide_index=True, height=420, key=f"details {data}")
     figures += _own_figures(own, data, stem)
     left, right, _ = st.columns([1, 1, 3])

@@ -35,20 +35,29 @@ def answer_of(name: str, captures: Sequence[Capture], options: object, *, draw: 
 
     Raises UserError for captures that cannot be measured.
     """
+    kept, line = kept_answer(name, captures, options), command_of(name, captures, options)
+    if kept is not None and not draw:
+        return kept
+    source = Source(capture=captures[0].path, against=tuple(each.path for each in captures[1:]))
+    asked = command.Run(source=source, data=catalog.load(name).DATA, measure=options, output=command.Output())
+    return Answer(*_measured(name, line, tuple(each.digest for each in captures), asked), line)
+
+
+def kept_answer(name: str, captures: Sequence[Capture], options: object) -> Answer | None:
+    """What is kept of this question; None where nothing is. Raises UserError for captures that were changed."""
     for each in captures:
         each.check_shards()  # a shard that was replaced has other numbers than those kept
-    capture, *others = captures
-    against = [str(other.path) for other in others]
-    words = ["--capture", str(capture.path), *(["--against", *against] if against else [])]
-    line = shlex.join(["python", "-m", f"probes.{name}", *words, *option_words(options)])
     probe = catalog.load(name)
-    source = Source(capture=capture.path, against=tuple(other.path for other in others))
-    asked = command.Run(source=source, data=probe.DATA, measure=options, output=command.Output())
     able = [each for each in captures if not refusal(probe.needs(each.architecture), each.architecture)]
-    stored = stored_result(capture.path, name, command.plain_options(options), [each.digest for each in able])
-    if stored is not None and not draw:
-        return Answer(stored, {}, line)
-    return Answer(*_measured(name, line, tuple(each.digest for each in captures), asked), line)
+    stored = stored_result(captures[0].path, name, command.plain_options(options), [each.digest for each in able])
+    return None if stored is None else Answer(stored, {}, command_of(name, captures, options))
+
+
+def command_of(name: str, captures: Sequence[Capture], options: object) -> str:
+    """The command that asks this."""
+    capture, *others = (str(each.path) for each in captures)
+    words = ["--capture", capture, *(["--against", *others] if others else [])]
+    return shlex.join(["python", "-m", f"probes.{name}", *words, *option_words(options)])
 
 
 @st.cache_data(max_entries=64, show_spinner="Measuring …", show_time=True)

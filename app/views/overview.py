@@ -1,0 +1,95 @@
+"""Every measure along the executed steps, on one page: kept results of each probe, and what changed in training."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import streamlit as st
+
+from app.widgets.address import check_each_of
+from app.widgets.answers import answer_of, command_of, kept_answer
+from app.widgets.capture_folder import KEY, chosen_capture, other_capture_names
+from cache.store import Capture
+from probes import over_training
+from probes.running import catalog, overview
+from smelt_interp.errors import UserError
+
+HINT = "Each network stands at its own steps; a comparison of visits at the later one. Click a point for its probe."
+CHART = {"displaylogo": False}
+
+
+def overview_page(probes: Mapping[str, st.Page], folder: Path) -> None:
+    """The measures of the capture in the address, beside the captures of the same samples. `probes`: their pages."""
+    st.title("Overview by step")
+    st.markdown("What each probe measures along the executed steps, one row a measure, one line a network.")
+    capture = chosen_capture(folder)
+    if capture is not None:
+        with st.sidebar:
+            known = other_capture_names(folder, capture)
+            check_each_of("against", known)
+            others = st.multiselect(
+                "Beside", known, known, key="against", bind="query-params",
+                help="Captures of the same samples from other networks: its Baseline, the same network untrained.",
+            )  # fmt: skip
+        try:
+            _show(probes, [capture, *(Capture(folder / other) for other in others)])
+        except UserError as error:
+            st.error(str(error))
+    _show_training(folder)
+
+
+def _show(probes: Mapping[str, st.Page], captures: Sequence[Capture]) -> None:
+    """Raises UserError for captures that cannot be measured."""
+    capture = captures[0]
+    architectures = {each.path.resolve().name: each.architecture for each in captures}
+    asked = f"measure all {[each.digest for each in captures]}"
+    shown: list[overview.Measure] = []
+    missing = []
+    answered = answer_of if st.session_state.get(asked, False) else kept_answer
+    for name in overview.probes(capture):
+        options = catalog.load(name).Options()
+        answer = answered(name, captures, options)
+        if answer is None:
+            missing.append(command_of(name, captures, options))
+        else:
+            shown += overview.measures(answer.document, architectures)
+    if shown:
+        st.caption(HINT)
+        found = st.plotly_chart(
+            overview.figure(shown, capture.architecture), key=f"overview {asked}", config=CHART, on_select="rerun",
+            selection_mode="points",
+        )  # fmt: skip
+        _open(probes, found["selection"]["points"], capture)
+        row = st.container(horizontal=True)
+        for name in dict.fromkeys(each.probe for each in shown):
+            if name in probes:
+                row.page_link(probes[name], label=catalog.title(name), query_params={KEY: capture.path.name})
+    if missing:
+        st.caption(f"Not measured on these captures yet: {len(missing)} probes.")
+        st.button("Measure them now", on_click=st.session_state.update, args=({asked: True},))
+        st.code("\n".join(missing), language=None, wrap_lines=True)
+
+
+def _open(probes: Mapping[str, st.Page], points: Sequence[Mapping[str, object]], capture: Capture) -> None:
+    """Go where the clicked point leads: the page of its probe, at its layer."""
+    for point in points:
+        target = point.get("customdata")
+        if isinstance(target, list) and len(target) == 2 and target[0] in probes:
+            st.switch_page(probes[target[0]], query_params={KEY: capture.path.name, "layer": str(target[1])})
+
+
+def _show_training(folder: Path) -> None:
+    """What was measured of runs at the steps that they kept, as the command wrote it into the folder."""
+    st.subheader("Over training")
+    paths = sorted(folder.glob(over_training.FILE.format(probe="*")))
+    if not paths:
+        st.caption("Runs that keep states while they train are measured by this, which writes into the folder:")
+        st.code(f"python -m probes.over_training RUN --probe domain_loss --out {folder}", language=None)
+    for path in paths:
+        try:
+            written = over_training.read_result(path)
+        except UserError as error:
+            st.error(str(error))
+            continue
+        for at, figure in enumerate(over_training.figures(written.results, written.title)):
+            st.plotly_chart(figure, key=f"{path.name} {at}", config=CHART)
+        st.code(written.command, language=None, wrap_lines=True)
