@@ -8,9 +8,13 @@ from pathlib import Path
 import streamlit as st
 
 from app.widgets.capture_folder import KEY, capture_names, chosen_capture
+from app.widgets.keeper import show_keeper
 from app.widgets.options import query_of
+from app.widgets.recorder import show_recorder, show_recording
+from cache import background
 from cache.info import described_sites
-from cache.store import Capture, is_unfinished, unfinished
+from cache.keeping import is_pinned
+from cache.store import Capture, is_unfinished
 from probes.statistics.grid import headline_loops, loop_name
 from smelt_interp.errors import UserError
 from smelt_interp.plan import label
@@ -29,16 +33,21 @@ def captures_page(probes: Mapping[str, st.Page], folder: Path) -> None:
     st.markdown("A capture is what one network did with one set of samples, every visit kept apart.")
     captures, recordings, problems = _opened(folder)
     if captures:
+        captures.sort(key=lambda capture: not is_pinned(capture.path))
         _table([_summary(capture) for capture in captures])
-    for name in recordings:
-        _show_recording(folder / name)
+    started = [path for path in background.RUNNING if path.parent == folder and not is_unfinished(path)]
+    for path in (*(folder / name for name in recordings), *started):
+        show_recording(path)
+    for said in ("recording failed", "keeper said"):
+        if said in st.session_state:
+            st.error(st.session_state.pop(said))
     for problem in problems:
         st.warning(problem, icon=":material/broken_image:")
-    if st.session_state.get(KEY) in recordings:
-        return
-    capture = chosen_capture(folder)
+    capture = None if st.session_state.get(KEY) in recordings else chosen_capture(folder)
     if capture is not None:
-        _details(capture, probes)
+        _details(folder, capture, probes)
+    with st.expander("Record a capture"):
+        show_recorder(folder)
 
 
 def _opened(folder: Path) -> tuple[list[Capture], list[str], list[str]]:
@@ -58,30 +67,9 @@ def _opened(folder: Path) -> tuple[list[Capture], list[str], list[str]]:
     return captures, recordings, problems
 
 
-@st.fragment(run_every=5)
-def _show_recording(path: Path) -> None:
-    """How far a recording is, looked at every few seconds, and the command that goes on with it."""
-    try:
-        found = unfinished(path)
-    except UserError as error:
-        if is_unfinished(path):
-            st.warning(str(error), icon=":material/broken_image:")
-        else:
-            st.success(f"{path.name} is finished: reload this page")
-        return
-    if found.num_samples:
-        text = f"{path.name}: {found.samples} of {found.num_samples} samples recorded"
-        st.progress(found.share, text)
-    else:
-        st.info(f"{path.name}: {found.samples} samples recorded")
-    if found.command:
-        st.caption("Recording now, or stopped; this goes on with it:")
-        st.code(found.command, language=None, wrap_lines=True)
-
-
 def _summary(capture: Capture) -> dict[str, str | int]:
     return {
-        "capture": capture.path.name,
+        "capture": capture.path.name + (" (pinned)" if is_pinned(capture.path) else ""),
         "checkpoint": _checkpoint(capture),
         "network": _network(capture),
         "samples": len(capture),
@@ -116,8 +104,10 @@ def _data(capture: Capture) -> str:
     return ", ".join(map(str, names)) if isinstance(names, (list, tuple)) and names else "-"
 
 
-def _details(capture: Capture, probes: Mapping[str, st.Page]) -> None:
+def _details(folder: Path, capture: Capture, probes: Mapping[str, st.Page]) -> None:
     st.subheader(capture.path.name)
+    if differing := show_keeper(folder, capture):
+        _table(differing)
     st.markdown(f"{_checkpoint(capture)}: {_network(capture)}")
     if capture.manifest.command:
         st.markdown("**Recorded by**")

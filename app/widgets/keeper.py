@@ -1,0 +1,94 @@
+"""What is done with one capture: every byte checked, held against another, pinned, deleted after a question."""
+
+from pathlib import Path
+from urllib.parse import urlencode
+
+import streamlit as st
+
+from app.widgets.address import check_one_of
+from app.widgets.capture_folder import KEY, capture_names
+from cache import keeping
+from cache.store import Capture, is_capture
+from cache.verify import verify
+from smelt_interp.errors import UserError
+from smelt_interp.terminal.tables import compact
+
+NONE = "none"
+
+
+def show_keeper(folder: Path, capture: Capture) -> list[dict[str, str]]:
+    """A row of buttons, and what they came to; the differences from the capture that is held against it, as rows."""
+    path = capture.path
+    pinned = keeping.is_pinned(path)
+    row = st.columns([1, 1, 1, 3], vertical_alignment="bottom")
+    if row[0].button("Verify", help="Reads every byte: python -m cache.verify", width="stretch"):
+        _verify(path)
+    row[1].button("Unpin" if pinned else "Pin", on_click=_pin, args=(path, not pinned), width="stretch",
+                  help="What is pinned stands first and cannot be deleted.")  # fmt: skip
+    if row[2].button("Delete …", disabled=pinned, width="stretch"):
+        _ask(capture)
+    others = [name for name in capture_names(folder) if name != path.name and is_capture(folder / name)]
+    with row[3]:
+        check_one_of("with", [NONE, *others], NONE)
+        other = st.selectbox("Compare with", [NONE, *others], key="with", bind="query-params")
+    if other == NONE:
+        return []
+    return _compared(capture, folder / other)
+
+
+def _verify(path: Path) -> None:
+    try:
+        with st.spinner("Reading every byte …"):
+            found = verify(path)
+    except UserError as error:
+        st.error(str(error))
+        return
+    st.success(f"{path.name} is whole: {found.samples} samples in {found.shards} shards, {found.sites} sites, "
+               f"{found.chunks} blocks as written")  # fmt: skip
+
+
+def _pin(path: Path, pinned: bool) -> None:
+    try:
+        keeping.pin(path, pinned)
+    except UserError as error:
+        st.session_state["keeper said"] = str(error)
+
+
+@st.dialog("Delete a capture")
+def _ask(capture: Capture) -> None:
+    """The question, with what would be gone."""
+    size = compact(sum(shard.num_bytes for shard in capture.manifest.shards), digits=3)
+    results = len(list((capture.path / keeping.RESULTS).glob("*.json")))
+    st.markdown(f"Delete **{capture.path.name}**: {len(capture)} samples, {size}B, {results} results? "
+                "It can be recorded again with its command; nothing brings it back.")  # fmt: skip
+    st.code(capture.manifest.command or "-", language=None, wrap_lines=True)
+    if st.button(f"Delete {capture.path.name}", type="primary", on_click=_delete, args=(capture.path,)):
+        st.rerun()
+
+
+def _delete(path: Path) -> None:
+    try:
+        keeping.delete(path)
+    except UserError as error:
+        st.session_state["keeper said"] = str(error)
+        return
+    st.session_state.pop(KEY, None)
+
+
+def _compared(capture: Capture, path: Path) -> list[dict[str, str]]:
+    try:
+        other = Capture(path)
+    except UserError as error:
+        st.error(str(error))
+        return []
+    found = keeping.differences(capture, other)
+    if capture.samples_digest == other.samples_digest:
+        address = urlencode({"capture": capture.path.name, "against": path.name})
+        st.markdown(f"Both read the same samples: [every measure side by side](/overview?{address}).")
+    else:
+        st.caption("They read other samples, so that no probe holds them against each other.")
+    if not found:
+        st.info("They differ in nothing that fixes their numbers.")
+    return [
+        {"what differs": what, capture.path.name: left[:120], path.name: right[:120]} for what, left, right in found
+    ]

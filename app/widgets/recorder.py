@@ -1,0 +1,92 @@
+"""Recording from a page: what it would take first, then the command's own process, and how far it is."""
+
+import shlex
+from pathlib import Path
+from typing import get_args
+
+import streamlit as st
+
+from cache import background
+from cache.keeping import recorded_bytes
+from cache.store import is_unfinished, unfinished
+from smelt_interp.config import ModelConfig
+from smelt_interp.data.datasets import DataName, DataOptions
+from smelt_interp.errors import UserError
+from smelt_interp.sites import SITES
+from smelt_interp.terminal.tables import compact
+
+FOLDERS = ("checkpoints", "pretrained", "runs")
+"""Below the folder that the dashboard was started in, where networks are looked for."""
+
+
+def networks() -> list[str]:
+    """Folders of checkpoints, as the command takes them."""
+    return [str(path.parent) for folder in FOLDERS for path in sorted(Path(folder).glob("*/config.json"))]
+
+
+def show_recorder(folder: Path) -> None:
+    """The choices, the size, the command, and the button that starts it."""
+    found = networks()
+    if not found:
+        st.info(f"No checkpoint lies in {', '.join(FOLDERS)}: record with `python -m cache.record --ckpt FOLDER`.")
+        return
+    row = st.columns([2, 1, 1, 2])
+    ckpt = row[0].selectbox("Checkpoint", found, key="record ckpt")
+    data = row[1].selectbox("Data", get_args(DataName), key="record data")
+    samples = row[2].number_input("Samples", 1, 10**6, 64, key="record samples")
+    name = row[3].text_input("Name", f"{Path(ckpt).name}-{data}-{samples}", key="record name")
+    words = ["--ckpt", ckpt, "--data", data, "--samples", str(samples)]
+    out = folder / name
+    if not name or Path(name).name != name or name.startswith("."):
+        st.error(f"a name of a capture must be that of a folder in {folder}; got {name!r:.60}")
+        return
+    st.markdown(_size(Path(ckpt), DataOptions(data=(data,), samples=samples)))
+    st.code(shlex.join(["python", "-m", "cache.record", *words, "--out", str(out)]), language=None, wrap_lines=True)
+    if st.button("Record", disabled=out.exists()):
+        try:
+            background.start(out, words)
+        except UserError as error:
+            st.error(str(error))
+    elif out.exists() and out not in background.RUNNING:
+        st.caption(f"{out} is there: choose another name.")
+
+
+def _size(ckpt: Path, data: DataOptions) -> str:
+    """What every default site of these samples takes; a network of another family is not opened to say that."""
+    try:
+        architecture = ModelConfig.load(ckpt / "config.json").architecture()
+    except UserError:
+        return "Of another family's network the command says its size when it has opened it."
+    from cache.record import DEFAULT_SITES  # tyro comes with it
+
+    length = min(data.length, architecture.context)
+    size = recorded_bytes(architecture, [site for site in SITES if site in DEFAULT_SITES], data.samples, length)
+    return f"At most {data.samples} × {length} tokens, about **{compact(size, digits=3)}B** before compression."
+
+
+@st.fragment(run_every=2)
+def show_recording(path: Path) -> None:
+    """How far a recording is, looked at every few seconds; where this dashboard started it, also how it ended."""
+    started = background.RUNNING.get(path)
+    if started is not None and started.code is not None:
+        if said := background.end(path):
+            st.session_state["recording failed"] = said
+        st.rerun()
+    if not is_unfinished(path):
+        if started is None:
+            st.success(f"{path.name} is finished: reload this page")
+        else:
+            st.info(f"{path.name}: {started.last_line() or 'the network is being opened'}")
+        return
+    try:
+        found = unfinished(path)
+    except UserError as error:
+        st.warning(str(error), icon=":material/broken_image:")
+        return
+    if found.num_samples:
+        st.progress(found.share, f"{path.name}: {found.samples} of {found.num_samples} samples recorded")
+    else:
+        st.info(f"{path.name}: {found.samples} samples recorded")
+    if found.command:
+        st.caption("Recording now, or stopped; this goes on with it:" if started is None else "Recording now:")
+        st.code(found.command, language=None, wrap_lines=True)
