@@ -1,7 +1,5 @@
 """The benchmarks measure what they say: peers compute the same layer, ratios and costs are right."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -12,6 +10,7 @@ from benchmarks import experts_gpu as gpu
 from model.experts.call import ExpertWeights
 from model.experts.expert_layer import experts, experts_traced
 from smelt_interp.errors import UserError
+from tests.support.commands import Command
 
 
 def test_every_peer_computes_the_same_layer():
@@ -78,18 +77,22 @@ def test_the_check_on_a_gpu_refuses_a_wrong_gradient(monkeypatch):
 
 
 def test_the_check_on_a_gpu_accepts_a_right_layer(monkeypatch, capsys):
-    """On the CPU, with the torch backend in place of the kernels."""
+    """On the CPU, with the torch backend in place of the kernels, at an eighth of the widths."""
+    inputs = gpu.inputs
+
+    def narrow(options, tokens, *rest):
+        eighth = replace(options, width=options.width // 8, expert_width=options.expert_width // 8)
+        return inputs(eighth, min(tokens, 100), *rest)
+
+    monkeypatch.setattr(gpu, "inputs", narrow)
     for name, function in (("experts", experts), ("experts_traced", experts_traced)):
         monkeypatch.setattr(gpu, name, lambda call, function=function: function(replace(call, backend="torch")))
     gpu.check(torch.device("cpu"), torch.float32, 1e-5)
     assert capsys.readouterr().out.count("w_out") == 5
 
 
-def test_without_a_gpu_the_command_says_so_and_ends_with_2():
-    finished = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "benchmarks.experts_gpu"], capture_output=True, text=True, check=False
-    )
-    assert finished.returncode == 2
-    assert finished.stderr == (
+def test_without_a_gpu_the_command_says_so_and_ends_with_2(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert Command(monkeypatch, capsys).refusal(gpu.main) == (
         "error: a CUDA device must be there to be timed; got none; benchmarks.experts times the CPU\n"
     )

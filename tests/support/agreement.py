@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,27 +52,39 @@ def agreements(network: LoopedMoE, samples: Samples) -> list[Agreement]:
         torch.from_numpy(ids_T[: int(length) - index % 4]).long()
         for index, (ids_T, length) in enumerate(zip(samples.ids_NT, samples.length_N, strict=True))
     ]
-    documents = [row[: network.config.context // 2] for row in rows]
+    whole = _one_by_one(network, rows)
+    documents = _one_by_one(network, [row[: network.config.context // 2] for row in rows])
     return [
-        _compare(network, rows, "batch, padded on the right", _padded_right("eager")),
-        _compare(network, rows, "fast attention", _padded_right("fast")),
-        _compare(network, rows, "batch, padded on the left", _padded_left(new_tokens=0)),
-        _compare(network, rows, "cached generation, padded on the left", _padded_left(new_tokens=4)),
+        _compare(network, whole, "batch, padded on the right", _padded_right("eager")),
+        _compare(network, whole, "fast attention", _padded_right("fast")),
+        _compare(network, whole, "batch, padded on the left", _padded_left(new_tokens=0)),
+        _compare(network, whole, "cached generation, padded on the left", _padded_left(new_tokens=4)),
         _compare(network, documents, "documents packed together", _packed("eager")),
         _compare(network, documents, "documents packed together, fast attention", _packed("fast")),
     ]
 
 
+class _First(NamedTuple):
+    """The first way: what each row gives by itself."""
+
+    rows: Rows
+    logits: Rows
+    chosen: dict[str, Rows]
+    """Its experts, by the name of the hook."""
+
+
 @torch.no_grad()
-def _compare(network: LoopedMoE, rows: Rows, name: str, way: Way) -> Agreement:
+def _one_by_one(network: LoopedMoE, rows: Rows) -> _First:
     names = [hook_name(step, "mlp.hook_expert_indices") for step in range(len(network.plan))]
-    first: dict[str, Rows] = {each: [] for each in names}
-    logits = []
-    for row in rows:
-        logits_BTW, cache = network.run_with_cache(row[None], names_filter=names)
-        logits.append(logits_BTW[0])
-        for each in names:
-            first[each].append(cache[each][0])
+    runs = [network.run_with_cache(row[None], names_filter=names) for row in rows]
+    chosen = {each: [cache[each][0] for _, cache in runs] for each in names}
+    return _First(rows, [logits_BTW[0] for logits_BTW, _ in runs], chosen)
+
+
+@torch.no_grad()
+def _compare(network: LoopedMoE, by_itself: _First, name: str, way: Way) -> Agreement:
+    rows, logits, first = by_itself
+    names = list(first)
     free: dict[str, Rows] = {each: [row.new_empty(0, network.config.top_k) for row in rows] for each in names}
 
     def replay(layout: Layout) -> list[Hook]:

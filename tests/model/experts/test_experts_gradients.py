@@ -51,7 +51,7 @@ def test_reverse_and_forward_derivatives_equal_finite_differences(backend, gated
         return experts_traced(ExpertCall(x, indices_NK, w, weights, gated=gated, backend=backend)).slot_NKD
 
     assert torch.autograd.gradcheck(summed, leaves, check_forward_ad=True)
-    assert torch.autograd.gradcheck(slots, leaves, check_forward_ad=True)
+    assert torch.autograd.gradcheck(slots, leaves, check_forward_ad=True, fast_mode=True)
 
 
 def test_function_transforms_see_the_same_derivatives():
@@ -166,12 +166,11 @@ def test_gradients_of_any_layout_are_taken(summand):
     assert torch.equal(strided, dense)
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 33])
 @pytest.mark.parametrize("traced", [False, True])
-def test_a_compiler_takes_the_layer_as_one_graph(tokens, traced):
+def test_a_compiler_takes_the_layer_as_one_graph(traced):
     """`aot_eager` traces forward and backward as every compiler does, and runs the graph as it is. Compiled, `auto` is
     torch whatever the size."""
-    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=tokens)
+    x_ND, indices_NK, weights_NK, weights = layer_inputs(tokens=33)
 
     def layer(x, w, w_in, w_out, backend="torch"):
         if traced:

@@ -1,5 +1,7 @@
 """What a hook returns is what its site holds: one rule for every site, direction, type, and way to set it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,11 +9,12 @@ from torch import Tensor
 from model.hooks.looped_model import LoopedModel
 from smelt_interp.errors import UserError
 from smelt_interp.sites import SITES, TOP_LEVEL_SITES, hook_name
+from tests.support.configs import TINY
 from tests.support.networks import random_tokens, tiny_network
 
 TOKENS_BT = random_tokens()
 EVERYTHING = {"head_results": True, "expert_results": True}
-NAMES = [*TOP_LEVEL_SITES, *(hook_name(5, suffix) for suffix in SITES)]
+NAMES = [*TOP_LEVEL_SITES, *(hook_name(1, suffix) for suffix in SITES)]
 FLOATS = [name for name in NAMES if not name.endswith("hook_expert_indices")]
 
 RETURNS = {
@@ -28,7 +31,8 @@ RETURNS = {
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def network(request) -> LoopedModel:
-    return tiny_network().to(request.param)
+    """A layer visited twice, and one after it."""
+    return tiny_network(replace(TINY, num_layers=2, loop_start=0, loop_stop=1)).to(request.param)
 
 
 @pytest.mark.parametrize("name", NAMES)
