@@ -402,6 +402,7 @@ def test_an_impossible_request_says_which_budget_fails_and_by_how_much(command: 
 def test_no_page_of_numbers_imports_torch_or_an_optimiser_before_a_fit() -> None:
     script = (
         "import sys; from streamlit.testing.v1 import AppTest\n"
+        "from streamlit.components.v2 import manifest_scanner; manifest_scanner.scan_component_manifests = list\n"
         "for name in ('budget', 'matching', 'scaling', 'serving'):\n"
         "    test = AppTest.from_string(f'from app.views.{name} import {name}_page; {name}_page()')\n"
         "    assert test.run(timeout=60).dataframe and not test.exception\n"

@@ -208,14 +208,14 @@ def test_a_shard_that_is_there_stays(tmp_path: Path, batch: Batch) -> None:
     assert not scratch_files(out)
 
 
-@pytest.mark.parametrize("call", ["flock", "lockf", "fcntl", "link"])
-def test_a_drive_without_locks_or_hard_links(
-    tmp_path: Path, batch: Batch, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch, call: str
+def test_a_drive_without_locks_and_hard_links(
+    tmp_path: Path, batch: Batch, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*arguments: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(os if call == "link" else fcntl, call, refused)
+    for module, call in ((fcntl, "flock"), (fcntl, "lockf"), (fcntl, "fcntl"), (os, "link")):
+        monkeypatch.setattr(module, call, refused)
     record(tmp_path / "a", batch)
     assert contents(tmp_path / "a") == contents(uninterrupted)
 
