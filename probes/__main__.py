@@ -72,7 +72,7 @@ class EveryProbe(OpeningOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class SampleGroup:
     """One set of samples, and the probes that read it."""
 
     name: str
@@ -85,7 +85,7 @@ class Group:
         return tuple(suffix for suffix in SITES if suffix in read and suffix in architecture.sites)
 
 
-def groups(options: EveryProbe) -> tuple[Group, ...]:
+def groups(options: EveryProbe) -> tuple[SampleGroup, ...]:
     """The sets of samples that the probes of the catalog are measured on by default, each once."""
     found: dict[DataOptions, dict[str, tuple[Probe, object]]] = {}
     for name in catalog.NAMES:
@@ -96,12 +96,12 @@ def groups(options: EveryProbe) -> tuple[Group, ...]:
             asked = replace(probe.DATA, data=(data,), samples=rows)
             found.setdefault(asked, {})[name] = (probe, probe.Options())
     return tuple(
-        Group(name=f"{data.data[0]}-shots" if len(data.shots) > 1 else data.data[0], data=data, probes=probes)
+        SampleGroup(name=f"{data.data[0]}-shots" if len(data.shots) > 1 else data.data[0], data=data, probes=probes)
         for data, probes in found.items()
     )
 
 
-def record_all(options: EveryProbe, group: Group, command: str) -> list[Path]:
+def record_all(options: EveryProbe, group: SampleGroup, command: str) -> list[Path]:
     """The captures of one set of samples: the checkpoint's, those beside it, the untrained network's."""
     from cache.record import RecordOptions, record_checkpoint
     from model.families.opening import open_network
@@ -131,7 +131,7 @@ def _capture_name(asked: "RecordOptions") -> str:
     return "-".join([*words, "untrained"] if asked.untrained else words)
 
 
-def measure_group(group: Group, captures: Sequence[Path]) -> tuple[dict[str, Measured], list[str]]:
+def measure_group(group: SampleGroup, captures: Sequence[Path]) -> tuple[dict[str, Measured], list[str]]:
     """Each of the group's probes on its captures, kept beside the first; the second part says which cannot be."""
     source = Source(capture=captures[0], against=tuple(captures[1:]))
     subjects = open_subjects(source, group.data.seed)

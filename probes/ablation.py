@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from cache.batch import Batch
 from cache.selection import num_heads
 from probes.running import command
-from probes.running.probe import Result, answer
+from probes.running.probe import Result, answer, no_sites
 from probes.running.source import SampleSet
 from probes.statistics.arrays import Floats, ratio
 from probes.statistics.grid import HEADS, STEPS, At, Grid, Place
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from probes.running.compare import EditedPasses, Score
 
 TITLE = "Ablation"
+needs = no_sites
 DATA = DataOptions(samples=64)
 OVERVIEW = ({"quantity": "loss (nats), effect"},)
 
@@ -107,11 +108,6 @@ class Layout:
     scores: tuple[str, ...]
     heads: tuple[tuple[str, int], ...]
     """Each site, and how many of its heads are replaced one by one; 1 where all are together."""
-
-
-def needs(architecture: Architecture) -> tuple[str, ...]:
-    """No site: the network runs again."""
-    return ()
 
 
 def start_with(network: "LoopedModel", data: SampleSet, options: Options) -> Sums[Layout, Options]:

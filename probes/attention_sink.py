@@ -152,7 +152,7 @@ def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> Grid:
 # Arithmetic
 
 
-class Step(NamedTuple):
+class StepMasses(NamedTuple):
     """What the attention of one step gives; M is QUANTITIES, then what uniform attention gives the last of them."""
 
     mass_BQM: Floats
@@ -163,7 +163,7 @@ class Step(NamedTuple):
     """How far the row that misses 1 most misses it."""
 
 
-def attention_step(pattern_BQTS: Floats, norm_BQS: Floats, found: Keys) -> Step:
+def attention_step(pattern_BQTS: Floats, norm_BQS: Floats, found: Keys) -> StepMasses:
     """Everything that is read off a pattern, in few passes over it: it is the largest array of a batch.
 
     Parts of keys are sums over columns that were added over queries first; only row sums are taken query by query.
@@ -196,7 +196,7 @@ def attention_step(pattern_BQTS: Floats, norm_BQS: Floats, found: Keys) -> Step:
     mass_BQM[:, :, 2:4] = part_BQP - mass_BQM[:, :, 2:4]
     missing_BQT = xp.abs(1 - row_BQT) * found.token_BT[:, None]
     null_Q = xp.max(xp.max(missing_BQT, axis=-1), axis=0)
-    return Step(mass_BQM, key_BQS, null_Q)
+    return StepMasses(mass_BQM, key_BQS, null_Q)
 
 
 def uniform_masses(found: Keys) -> NDArray[np.float64]:

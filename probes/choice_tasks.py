@@ -23,14 +23,14 @@ from pydantic import Field
 
 from cache.batch import Batch
 from probes.running import command
-from probes.running.probe import Result, answer
+from probes.running.probe import Result, answer, no_sites
 from probes.running.source import SampleSet, Subject, sample_sets
 from probes.statistics.arrays import Floats, ratio, to_numpy
 from probes.statistics.grid import Place
 from probes.statistics.quantities import Quantity, Record, error_bars
 from probes.statistics.sums import Reduced, Sums, Totals
 from probes.statistics.token_loss import token_losses
-from smelt_interp.architecture import Architecture, Loop
+from smelt_interp.architecture import Loop
 from smelt_interp.data.choice_tasks import (
     Task,
     TaskOptions,
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 TASKS: tuple[Task, ...] = get_args(Task)
 TITLE = "Choice tasks"
+needs = no_sites
 DATA = DataOptions(data=(*TASKS, "code"), samples=128, shots=(4,))
 OVERVIEW = ({"quantity": "acc", "task": "all"},)
 
@@ -85,11 +86,6 @@ class TaskSamples(SampleSet):
 
     asked: tuple[TaskSet, ...]
     """As many items each."""
-
-
-def needs(architecture: Architecture) -> tuple[str, ...]:
-    """No site: log-probabilities are enough."""
-    return ()
 
 
 def choose_samples(subject: Subject, data: DataOptions, options: Options) -> tuple[SampleSet, ...]:

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from cache.batch import Batch
 from probes.running import command
-from probes.running.probe import Result, answer
+from probes.running.probe import Result, answer, no_sites
 from probes.statistics.arrays import ratio
 from probes.statistics.grid import Place
 from probes.statistics.quantities import Quantity, error_bars
 from probes.statistics.sums import Reduced, Sums, Totals
-from probes.statistics.token_loss import token_losses
-from smelt_interp.architecture import Architecture, Loop
+from probes.statistics.token_loss import token_losses, vocab_size
+from smelt_interp.architecture import Architecture
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.validation import validated
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = "Loss by domain"
+needs = no_sites
 DATA = DataOptions(data=("dyck", "code"))
 OVERVIEW = ({"quantity": "loss (nats)"},)
 
@@ -41,14 +42,9 @@ class Options:
     """Nothing to choose: the samples decide."""
 
 
-def needs(architecture: Architecture) -> tuple[str, ...]:
-    """No site: log-probabilities are enough."""
-    return ()
-
-
 def start(architecture: Architecture, options: Options) -> Sums[int, Options]:
     """Losses, tokens and bytes by domain."""
-    return Sums(architecture, options, lay_out, reduce, quantities)
+    return Sums(architecture, options, vocab_size, reduce, quantities)
 
 
 def result(sums: Sums[int, Options]) -> Result:
@@ -56,12 +52,7 @@ def result(sums: Sums[int, Options]) -> Result:
     return answer(sums, figures)
 
 
-def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> int:
-    """No step is measured; the size of the vocabulary, for a uniform guess."""
-    return batch.architecture.vocab_size
-
-
-def reduce(batch: Batch, vocab_size: int, options: Options) -> Reduced:
+def reduce(batch: Batch, layout: int, options: Options) -> Reduced:
     """Loss, tokens and bytes of each sample, under the name of its domain."""
     loss_BT, counts_BT = token_losses(batch)
     samples = batch.samples

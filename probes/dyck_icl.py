@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 
 from cache.batch import Batch
 from probes.running import command
-from probes.running.probe import Result, answer
+from probes.running.probe import Result, answer, no_sites
 from probes.statistics.arrays import Mask, ratio, to_numpy
 from probes.statistics.grid import Level, Place, Where
 from probes.statistics.quantities import NULL_PREFIX, Quantity, error_bars
 from probes.statistics.sums import Reduced, Sums, Totals
-from smelt_interp.architecture import Architecture, Loop
+from probes.statistics.token_loss import vocab_size
+from smelt_interp.architecture import Architecture
 from smelt_interp.arrays import Array
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.data.dyck_scores import (
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = "Dyck in context"
+needs = no_sites
 DATA = DataOptions(samples=256, shots=(0, 1, 2, 4, 8))
 OVERVIEW = ({"quantity": "exact match", "queries": "all"},)
 """The same queries are asked at every number of shots."""
@@ -63,7 +65,7 @@ class Options:
     """Nothing to choose: the episodes decide."""
 
 
-class Group(NamedTuple):
+class EpisodeGroup(NamedTuple):
     """Episodes that are scored together."""
 
     rendering: str
@@ -90,14 +92,9 @@ JOIN = "|"
 """Between the parts of a sum's name."""
 
 
-def needs(architecture: Architecture) -> tuple[str, ...]:
-    """No site: log-probabilities and the most likely tokens are enough."""
-    return ()
-
-
 def start(architecture: Architecture, options: Options) -> Sums[int, Options]:
     """Scores and floors by group of episodes."""
-    return Sums(architecture, options, lay_out, reduce, quantities)
+    return Sums(architecture, options, vocab_size, reduce, quantities)
 
 
 def result(sums: Sums[int, Options]) -> Result:
@@ -109,11 +106,6 @@ def result(sums: Sums[int, Options]) -> Result:
 
 
 # Arithmetic
-
-
-def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> int:
-    """No step is measured; the size of the vocabulary, for a uniform guess."""
-    return batch.architecture.vocab_size
 
 
 def asking(samples: Samples) -> Mask:
@@ -131,7 +123,7 @@ def first_closer_floors(samples: Samples) -> dict[str, NDArray[np.bool_]]:
     }
 
 
-def groups(samples: Samples) -> Iterator[tuple[Group, Mask]]:
+def groups(samples: Samples) -> Iterator[tuple[EpisodeGroup, Mask]]:
     """Every group that occurs, with its rows (B,)."""
     episode_B = samples.episode_N
     full_B = (samples.role_NT == Role.INSTRUCTION).any(-1)
@@ -142,13 +134,13 @@ def groups(samples: Samples) -> Iterator[tuple[Group, Mask]]:
         of_kind_B = (kinds == (full, permuted, shots)).all(-1)
         kind = ("full" if full else "compact", "episode" if permuted else "standard", int(shots))
         for split, shown in (("pair shown", True), ("pair hidden", False)):
-            yield Group(*kind, split, 0), of_kind_B & (episode_B["pair_shown"] == shown)
+            yield EpisodeGroup(*kind, split, 0), of_kind_B & (episode_B["pair_shown"] == shown)
         for split, number_B in numbers.items():
             for number in np.unique(number_B[of_kind_B]).tolist():
-                yield Group(*kind, split, number), of_kind_B & (number_B == number)
+                yield EpisodeGroup(*kind, split, number), of_kind_B & (number_B == number)
 
 
-def reduce(batch: Batch, vocab_size: int, options: Options) -> Reduced:
+def reduce(batch: Batch, layout: int, options: Options) -> Reduced:
     """Scores, floors and episodes of each group, one number a sample."""
     asks_B = asking(batch.samples)
     if not asks_B.any():
@@ -186,10 +178,10 @@ def reduce(batch: Batch, vocab_size: int, options: Options) -> Reduced:
 # What the sums say
 
 
-def group_of(name: str) -> Group:
+def group_of(name: str) -> EpisodeGroup:
     """The group that a sum's name ends with."""
     rendering, pairing, shots, split, number = name.split(JOIN)[-5:]
-    return Group(rendering, pairing, int(shots), split, int(number))
+    return EpisodeGroup(rendering, pairing, int(shots), split, int(number))
 
 
 def quantities(totals: Totals[int, Options]) -> list[Quantity]:

@@ -94,7 +94,7 @@ def layers_alone(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class PairedValues:
     """Two numbers of the documents that have both."""
 
     x_name: str
@@ -104,7 +104,7 @@ class Pair:
     document_D: NDArray[np.int64]
 
 
-def pairs(x: Result, y: Result, options: Options) -> list[Pair]:
+def pairs(x: Result, y: Result, options: Options) -> list[PairedValues]:
     """Every number of the one with every number of the other, averaged within documents."""
     assert x.by_sample is not None  # asked for by `measure`
     assert y.by_sample is not None
@@ -117,7 +117,7 @@ def pairs(x: Result, y: Result, options: Options) -> list[Pair]:
             known = frame[frame[x_name].notna() & frame[y_column].notna()]
             means = known.groupby("document")[[x_name, y_column]].mean()
             found.append(
-                Pair(
+                PairedValues(
                     x_name=layers_alone(x_name),
                     y_name=layers_alone(y_name),
                     x_D=means[x_name].to_numpy(np.float64),
@@ -128,7 +128,7 @@ def pairs(x: Result, y: Result, options: Options) -> list[Pair]:
     return found
 
 
-def compare(name: str, statistic: Statistic, pair: Pair, options: Options) -> Quantity:
+def compare(name: str, statistic: Statistic, pair: PairedValues, options: Options) -> Quantity:
     """A statistic of a pair with its resamples, beside what shuffled documents give."""
     n = len(pair.document_D)
     places = [Place("headline", {"x": pair.x_name, "y": pair.y_name}, [0], [])]
@@ -160,7 +160,7 @@ def join(x: Result, y: Result, options: Options) -> Result:
                   draw=partial(figures, every))  # fmt: skip
 
 
-def figures(every: Sequence[Pair]) -> "dict[str, Figure]":
+def figures(every: Sequence[PairedValues]) -> "dict[str, Figure]":
     """A point a document; one pair of numbers is shown at first."""
     from plotly.graph_objects import Figure, Scatter
 

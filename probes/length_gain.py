@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from cache.batch import Batch
 from probes.running import command
-from probes.running.probe import Result, answer
+from probes.running.probe import Result, answer, no_sites
 from probes.statistics.arrays import ratio
 from probes.statistics.grid import Level, Place
 from probes.statistics.quantities import Quantity, error_bars
 from probes.statistics.sums import Reduced, Sums, Totals
-from probes.statistics.token_loss import token_losses
-from smelt_interp.architecture import Architecture, Loop
+from probes.statistics.token_loss import token_losses, vocab_size
+from smelt_interp.architecture import Architecture
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.paper import printed
 from smelt_interp.validation import validated
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 TITLE = "Gain by context length"
+needs = no_sites
 DATA = DataOptions(data=("code",))
 OVERVIEW = ()
 
@@ -58,14 +59,9 @@ class Bucket(NamedTuple):
     note: str = ""
 
 
-def needs(architecture: Architecture) -> tuple[str, ...]:
-    """No site: log-probabilities are enough."""
-    return ()
-
-
 def start(architecture: Architecture, options: Options) -> Sums[int, Options]:
     """Losses by how many tokens come before."""
-    return Sums(architecture, options, lay_out, reduce, quantities)
+    return Sums(architecture, options, vocab_size, reduce, quantities)
 
 
 def result(sums: Sums[int, Options]) -> Result:
@@ -73,12 +69,7 @@ def result(sums: Sums[int, Options]) -> Result:
     return answer(sums, figures)
 
 
-def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> int:
-    """No step is measured; the size of the vocabulary, for a uniform guess."""
-    return batch.architecture.vocab_size
-
-
-def reduce(batch: Batch, vocab_size: int, options: Options) -> Reduced:
+def reduce(batch: Batch, layout: int, options: Options) -> Reduced:
     """Losses and tokens of each sample by the tokens before: entry c is what follows c + 1 of them."""
     loss_BT, counts_BT = token_losses(batch)
     before_BT = np.arange(loss_BT.shape[1]) - batch.samples.segment_start_NT

@@ -27,13 +27,13 @@ from cache.batch import Batch
 from probes.running import command
 from probes.running.other_visits import Scale, Variant, variants
 from probes.running.passes import pass_inputs
-from probes.running.probe import Result, answer
+from probes.running.probe import Result, answer, no_sites
 from probes.statistics.along_steps import predicts
 from probes.statistics.arrays import is_token, ratio
 from probes.statistics.grid import Place, loop_name
 from probes.statistics.quantities import Quantity
 from probes.statistics.sums import Reduced, Sums, Totals
-from smelt_interp.architecture import Architecture, Loop
+from smelt_interp.architecture import Loop
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.sites import hook_name
 from smelt_interp.validation import different, validated
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from model.hooks.looped_model import LoopedModel
 
 TITLE = "Orbit"
+needs = no_sites
 DATA = DataOptions(data=("dyck", "code"), samples=32)
 OVERVIEW = ()
 
@@ -87,11 +88,6 @@ class Layout(NamedTuple):
     layers: tuple[int, ...]
     fixed: str
     """Why there are no other numbers of visits."""
-
-
-def needs(architecture: Architecture) -> tuple[str, ...]:
-    """No site: the network runs again."""
-    return ()
 
 
 def start_on(network: "LoopedModel", options: Options) -> Sums[Layout, Options]:

@@ -38,7 +38,7 @@ from smelt_interp.validation import different, validated
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-    from model.training.kept import Kept
+    from model.training.kept import KeptNetworks
 
 Measure = TypeVar("Measure")
 SCHEMA = "smelt.over_training"
@@ -105,7 +105,7 @@ def parsed(argv: Sequence[str]) -> Asked[object]:
     )
 
 
-def shared_steps(runs: Sequence["Kept"], at: Sequence[int]) -> tuple[int, ...]:
+def shared_steps(runs: Sequence["KeptNetworks"], at: Sequence[int]) -> tuple[int, ...]:
     """The steps that every run has kept, or those of them that are asked for. Raises UserError where there are none."""
     shared = [step for step in runs[0].networks if all(step in run.networks for run in runs)]
     if missing := [step for step in at if step not in shared]:
@@ -132,7 +132,7 @@ def points(asked: Asked[object], probe: Probe) -> Iterator[Point]:
                 raise UserError(f"runs must be seeds of one network; got {first.folder} and {run.folder}, which differ:"
                                 " another network's runs follow --against")  # fmt: skip
 
-    def subject(run: "Kept", step: int, name: str, seen: dict[str, Path]) -> Subject:
+    def subject(run: "KeptNetworks", step: int, name: str, seen: dict[str, Path]) -> Subject:
         found = running_subject(name, network_at(run, step), {"run": str(run.folder), "step": step}, Source())
         # One training under two names would pass for two seeds.
         if (twin := seen.setdefault(str(found.described["weights"]), run.folder)) != run.folder:

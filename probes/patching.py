@@ -25,13 +25,13 @@ from pydantic import Field
 from cache.batch import Batch
 from cache.selection import num_heads
 from probes.running import command
-from probes.running.probe import Result, answer
+from probes.running.probe import Result, answer, no_sites
 from probes.running.source import SampleSet, Subject
 from probes.statistics.arrays import Floats, ratio
 from probes.statistics.grid import HEADS, STEPS, Grid, Place
 from probes.statistics.quantities import Quantity
 from probes.statistics.sums import Reduced, Sums, Totals
-from smelt_interp.architecture import Architecture, Loop
+from smelt_interp.architecture import Loop
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.data.dyck import Swap, dyck_pairs
 from smelt_interp.data.dyck_scores import answer_start
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from probes.running.patches import Patch, PatchedRuns
 
 TITLE = "Patching"
+needs = no_sites
 DATA = DataOptions(samples=32)
 OVERVIEW = ({"quantity": "recovery", "tokens": "last token"},)
 
@@ -88,11 +89,6 @@ class Layout:
     groups: tuple[str, ...]
     heads: tuple[tuple[str, int], ...]
     """Each site, and how many of its heads are patched one by one; 1 where all are together."""
-
-
-def needs(architecture: Architecture) -> tuple[str, ...]:
-    """No site: the network runs again."""
-    return ()
 
 
 def choose_samples(subject: Subject, data: DataOptions, options: Options) -> tuple[SampleSet, ...]:

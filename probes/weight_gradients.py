@@ -26,14 +26,14 @@ from cache.batch import Batch, take
 from probes.running import command
 from probes.running.other_visits import Scale, Variant, own_visits, variants
 from probes.running.passes import pass_inputs
-from probes.running.probe import Result, answer
+from probes.running.probe import Result, answer, no_sites
 from probes.statistics.along_steps import lines, predicts, step_grid
 from probes.statistics.arrays import ratio
 from probes.statistics.grid import STEPS, Grid, Place, loop_name
 from probes.statistics.quantities import Quantity
 from probes.statistics.sums import Reduced, Sums, Totals
 from probes.statistics.visit_pairs import check_visits, consecutive_once, not_compared, once_visited, visit_pairs
-from smelt_interp.architecture import Architecture, Loop
+from smelt_interp.architecture import Loop
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.plan import visits_of
 from smelt_interp.terminal.from_one import Indices
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from model.hooks.looped_model import LoopedModel
 
 TITLE = "Weight gradients"
+needs = no_sites
 DATA = DataOptions(data=("dyck", "code"), samples=32)
 OVERVIEW = ()
 
@@ -77,11 +78,6 @@ class Layout(NamedTuple):
     neighbours: tuple[tuple[int, int], ...]
     parts: tuple[str, ...]
     """All weights, then those of each of the layer's modules that has a matrix."""
-
-
-def needs(architecture: Architecture) -> tuple[str, ...]:
-    """No site: the network runs again."""
-    return ()
 
 
 def start_on(network: "LoopedModel", options: Options) -> Sums[Layout, Options]:

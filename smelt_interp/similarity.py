@@ -190,11 +190,6 @@ def expert_overlap(experts_a: Array, experts_b: Array) -> Floats:
     return _overlap(_same_expert(experts_a, experts_b))
 
 
-def weighted_overlap(experts_a: Array, weights_a: Array, experts_b: Array, weights_b: Array) -> Floats:
-    """Sum over experts of the smaller of its two weights, all (..., K): 1 when weights sum to 1 and agree. -> (...)"""
-    return _weighted(_same_expert(experts_a, experts_b), weights_a, weights_b)
-
-
 def _overlap(same: Array) -> Floats:
     xp = array_namespace(same)
     overlap: Floats = xp.sum(floats(same), axis=(-2, -1))

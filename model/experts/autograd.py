@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from model.experts import torch_backend
-from model.experts.call import Backend, ExpertCall, ExpertWeights, Gradients, Kept, Needs
+from model.experts.call import Backend, ExpertCall, ExpertWeights, Gradients, KeptValues, Needs
 from smelt_interp.errors import UserError
 
 VMAP_ERROR = "vmap and jacrev must use the reference backend; got another; pass backend='reference'"
@@ -38,7 +38,7 @@ class _Context(Protocol):
     def set_materialize_grads(self, value: bool) -> None: ...
 
 
-def run(call: ExpertCall, *, summed: bool) -> tuple[Tensor, Kept]:
+def run(call: ExpertCall, *, summed: bool) -> tuple[Tensor, KeptValues]:
     """One differentiable pass of a prepared call: N D, or N K D if not `summed`; gradients flow through it alone."""
     tensors = (call.x_ND, call.expert_weights_NK, *call.weights)
     keep = not summed or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
@@ -48,13 +48,13 @@ def run(call: ExpertCall, *, summed: bool) -> tuple[Tensor, Kept]:
     elif keep or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         result, *kept = ExpertLayer.apply(*arguments)
     else:  # no derivative of either kind: save autograd's 50 us
-        plain: tuple[Tensor, Kept] = _backend(call.backend).forward(call, summed=summed, keep=False)
+        plain: tuple[Tensor, KeptValues] = _backend(call.backend).forward(call, summed=summed, keep=False)
         return plain
-    return result, Kept(*kept)
+    return result, KeptValues(*kept)
 
 
 class ExpertLayer(torch.autograd.Function):
-    """`Arguments` -> the result and the fields of `Kept`."""
+    """`Arguments` -> the result and the fields of `KeptValues`."""
 
     @staticmethod
     def forward(*arguments: *Arguments) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -111,7 +111,7 @@ def _backward(
     d_result: Tensor, saved: Sequence[Tensor], gated: bool, backend: Backend, summed: bool, needs: Needs
 ) -> Gradients:
     """`saved`: the five tensors of the call, then what its forward kept."""
-    call, kept = _call(saved, gated, backend), Kept(*saved[5:])
+    call, kept = _call(saved, gated, backend), KeptValues(*saved[5:])
     gradients: Gradients = _backend(backend).backward(d_result, call, kept, summed=summed, needs=needs)
     return gradients
 

@@ -122,7 +122,7 @@ class ExpertCall:
         )
 
 
-class Kept(NamedTuple):
+class KeptValues(NamedTuple):
     """What a backward or a trace needs; empty where neither was asked for. Rows R are the slots in expert order."""
 
     pre_RG: Tensor

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from model.experts import autograd, divided, reference, small_calls
-from model.experts.call import Backend, ExpertCall, Kept, sum_slots
+from model.experts.call import Backend, ExpertCall, KeptValues, sum_slots
 from smelt_interp.errors import UserError
 
 
@@ -68,7 +68,7 @@ def backend_for(device: torch.device) -> Backend:
     return "triton" if device.type == "cuda" else "torch"
 
 
-def _run(call: ExpertCall, *, summed: bool) -> tuple[Tensor, Kept]:
+def _run(call: ExpertCall, *, summed: bool) -> tuple[Tensor, KeptValues]:
     """N D with the slots summed, else N K D with everything that a trace shows."""
     if call.backend in ("auto", "small") and small_calls.suits(call):
         return small_calls.forward(call, summed=summed)

@@ -6,10 +6,10 @@ Ordinary differentiable operations in any floating type; every order of derivati
 import torch
 from torch import Tensor
 
-from model.experts.call import ExpertCall, Kept, raise_outside_experts
+from model.experts.call import ExpertCall, KeptValues, raise_outside_experts
 
 
-def forward(call: ExpertCall) -> tuple[Tensor, Kept]:
+def forward(call: ExpertCall) -> tuple[Tensor, KeptValues]:
     """Each slot's weighted output N K D, and the rest of the pass, which carries no gradient.
 
     Autocast changes nothing: the arithmetic follows the tensors' type. Raises `UserError` for an expert id outside
@@ -24,7 +24,7 @@ def forward(call: ExpertCall) -> tuple[Tensor, Kept]:
     flat_R = indices_NK.reshape(-1)
     order_R = flat_R.argsort(stable=True)
     pre_RG = pre_NKG.detach().flatten(0, 1)[order_R]
-    return weighted_NKD, Kept(pre_RG, order_R, torch.bincount(flat_R, minlength=call.num_experts))
+    return weighted_NKD, KeptValues(pre_RG, order_R, torch.bincount(flat_R, minlength=call.num_experts))
 
 
 def activation(pre_RG: Tensor, *, gated: bool) -> Tensor:

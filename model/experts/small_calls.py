@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import grouped_mm, silu
 
-from model.experts.call import ExpertCall, Kept, raise_outside_experts, sum_slots
+from model.experts.call import ExpertCall, KeptValues, raise_outside_experts, sum_slots
 
 MOST_SLOTS = 2048
 """With more of them, groups that stay in the processor's cache are faster (docs/kernels.md)."""
 FEW_SLOTS = 8
 """Up to so many slots a product of matrix and vector each costs less than sorting."""
-NOTHING = Kept(torch.empty(0, 0), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+NOTHING = KeptValues(torch.empty(0, 0), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
 
 
 def suits(call: ExpertCall) -> bool:
@@ -45,7 +45,7 @@ def suits(call: ExpertCall) -> bool:
     )  # fmt: skip
 
 
-def forward(call: ExpertCall, *, summed: bool) -> tuple[Tensor, Kept]:
+def forward(call: ExpertCall, *, summed: bool) -> tuple[Tensor, KeptValues]:
     """N D with the slots summed, else N K D, differentiable. Raises `UserError` for an expert id outside 0..E-1."""
     if call.num_slots <= FEW_SLOTS and not torch.is_grad_enabled():
         return _slot_by_slot(call, summed=summed)
@@ -64,10 +64,10 @@ def forward(call: ExpertCall, *, summed: bool) -> tuple[Tensor, Kept]:
     slot_NKD = rows_RD.index_select(0, row_R).view(-1, call.top_k, call.width) * call.expert_weights_NK[..., None]
     if summed:
         return _sum(slot_NKD), NOTHING
-    return slot_NKD, Kept(pre_RG.detach(), order_R, start_E1.long().diff())
+    return slot_NKD, KeptValues(pre_RG.detach(), order_R, start_E1.long().diff())
 
 
-def _slot_by_slot(call: ExpertCall, *, summed: bool) -> tuple[Tensor, Kept]:
+def _slot_by_slot(call: ExpertCall, *, summed: bool) -> tuple[Tensor, KeptValues]:
     """The same without a derivative: rows in the order of the slots."""
     (w_in, w_out), top_k = call.weights, call.top_k
     experts_R = call.expert_indices_NK.flatten()
@@ -84,7 +84,7 @@ def _slot_by_slot(call: ExpertCall, *, summed: bool) -> tuple[Tensor, Kept]:
     if summed:
         return _sum(slot_NKD), NOTHING
     order_R = experts_R.argsort(stable=True)
-    return slot_NKD, Kept(pre_RG[order_R], order_R, torch.bincount(experts_R, minlength=call.num_experts))
+    return slot_NKD, KeptValues(pre_RG[order_R], order_R, torch.bincount(experts_R, minlength=call.num_experts))
 
 
 def _activation(pre_RG: Tensor, *, gated: bool) -> Tensor:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, silu
 
-from model.experts.call import ExpertCall, Gradients, Kept, Needs, raise_outside_experts
+from model.experts.call import ExpertCall, Gradients, KeptValues, Needs, raise_outside_experts
 
 GROUP_ROWS = 512
 """A group of experts closes when it has so many rows; 512 rows of inputs and activations fit a second-level cache."""
 
 
-class Group(NamedTuple):
+class ExpertGroup(NamedTuple):
     """Consecutive segments: the rows start..stop belong to `experts`, `sizes` rows each."""
 
     start: int
@@ -30,7 +30,7 @@ class Group(NamedTuple):
     sizes: Sequence[int]
 
 
-def forward(call: ExpertCall, *, summed: bool, keep: bool) -> tuple[Tensor, Kept]:
+def forward(call: ExpertCall, *, summed: bool, keep: bool) -> tuple[Tensor, KeptValues]:
     """N D with the slots summed, else N K D. Raises `UserError` for an expert id outside 0..E-1."""
     order_R, row_NK, counts = _sort(call)
     token_R, weight_R1 = _tokens_and_weights(call, order_R)
@@ -45,11 +45,11 @@ def forward(call: ExpertCall, *, summed: bool, keep: bool) -> tuple[Tensor, Kept
         _multiply(act_RF, w_out_EFD, rows_RD[rows], group)
     result = sum_rows(rows_RD, row_NK) if summed else rows_RD[row_NK]
     if keep:
-        return result, Kept(pre_RG, order_R, order_R.new_tensor(counts))
-    return result, Kept(pre_RG, order_R.new_empty(0), order_R.new_empty(0))
+        return result, KeptValues(pre_RG, order_R, order_R.new_tensor(counts))
+    return result, KeptValues(pre_RG, order_R.new_empty(0), order_R.new_empty(0))
 
 
-def backward(d_result: Tensor, call: ExpertCall, kept: Kept, *, summed: bool, needs: Needs) -> Gradients:
+def backward(d_result: Tensor, call: ExpertCall, kept: KeptValues, *, summed: bool, needs: Needs) -> Gradients:
     """The gradients that `needs` asks for.
 
     With A the activation and dA = d_out @ w_out, the gradient of a slot's weight is <dA, A>, so that the slot's
@@ -177,7 +177,7 @@ def _inverse(order_R: Tensor) -> Tensor:
     return torch.empty_like(order_R).scatter_(0, order_R, torch.arange(len(order_R), device=order_R.device))
 
 
-def _groups(counts: Sequence[int]) -> Iterator[Group]:
+def _groups(counts: Sequence[int]) -> Iterator[ExpertGroup]:
     """The experts that have rows, in groups that close as soon as they hold `GROUP_ROWS` rows."""
     experts: list[int] = []
     sizes: list[int] = []
@@ -188,10 +188,10 @@ def _groups(counts: Sequence[int]) -> Iterator[Group]:
             sizes.append(count)
             stop += count
         if stop - start >= GROUP_ROWS:
-            yield Group(start, stop, experts, sizes)
+            yield ExpertGroup(start, stop, experts, sizes)
             experts, sizes, start = [], [], stop
     if experts:
-        yield Group(start, stop, experts, sizes)
+        yield ExpertGroup(start, stop, experts, sizes)
 
 
 def _idle(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -204,7 +204,7 @@ def _idle(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
             start = expert + 1
 
 
-def _multiply(left: Tensor, matrices: Tensor, out: Tensor, group: Group) -> None:
+def _multiply(left: Tensor, matrices: Tensor, out: Tensor, group: ExpertGroup) -> None:
     """out = left @ matrices[expert] on each segment of a group."""
     convert = matrices.dtype != left.dtype
     left_parts, out_parts = left.split_with_sizes(group.sizes), out.split_with_sizes(group.sizes)
@@ -213,7 +213,7 @@ def _multiply(left: Tensor, matrices: Tensor, out: Tensor, group: Group) -> None
         torch.mm(left_part, matrix.to(left.dtype) if convert else matrix, out=out_part)
 
 
-def _weight_gradient(left: Tensor, right: Tensor, out: Tensor, group: Group) -> None:
+def _weight_gradient(left: Tensor, right: Tensor, out: Tensor, group: ExpertGroup) -> None:
     """out[expert] = left.T @ right on each segment of a group."""
     left_parts, right_parts = left.split_with_sizes(group.sizes), right.split_with_sizes(group.sizes)
     for expert, left_part, right_part in zip(group.experts, left_parts, right_parts, strict=True):

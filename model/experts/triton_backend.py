@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from model.experts import kernels
-from model.experts.call import ExpertCall, Gradients, Kept, Needs, raise_outside_experts
+from model.experts.call import ExpertCall, Gradients, KeptValues, Needs, raise_outside_experts
 from model.experts.tiles import COMBINE_COLUMNS, COMBINE_TOKENS, FP_FUSION, TABLE_TILES, Tile, choose
 from smelt_interp.errors import UserError
 
@@ -46,7 +46,7 @@ class _ExpertRows(NamedTuple):
     tile: Tile
 
 
-def forward(call: ExpertCall, *, summed: bool, keep: bool) -> tuple[Tensor, Kept]:
+def forward(call: ExpertCall, *, summed: bool, keep: bool) -> tuple[Tensor, KeptValues]:
     """N D with the slots summed, else N K D. Raises `UserError` without a GPU, unless interpreted."""
     if call.x_ND.device.type != "cuda" and not triton.knobs.runtime.interpret:
         raise UserError(f"the triton backend must have tensors on a CUDA device; got {call.x_ND.device}; use torch")
@@ -70,11 +70,11 @@ def forward(call: ExpertCall, *, summed: bool, keep: bool) -> tuple[Tensor, Kept
             **_constants(tiles.up, x_ND),
         )  # fmt: skip
     slot_NKD = _rows_to_slots(act_RF, call.weights.w_out, weights_NK, table, tiles.rows_to_slots, transposed=False)
-    kept = Kept(pre_RG, order_R, counts_E) if keep else Kept(pre_RG, nothing.clone(), nothing)
+    kept = KeptValues(pre_RG, order_R, counts_E) if keep else KeptValues(pre_RG, nothing.clone(), nothing)
     return _combine(slot_NKD) if summed else slot_NKD, kept
 
 
-def backward(d_result: Tensor, call: ExpertCall, kept: Kept, *, summed: bool, needs: Needs) -> Gradients:
+def backward(d_result: Tensor, call: ExpertCall, kept: KeptValues, *, summed: bool, needs: Needs) -> Gradients:
     """The gradients that `needs` asks for."""
     num_rows, slots_per_row = call.num_slots, call.top_k if summed else 1
     (w_in, w_out), order_R = call.weights, kept.order_R

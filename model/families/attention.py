@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model.families.run import RUNNING, Run
+from model.families.run import RUNNING, FamilyRun
 
 NAME = "by_visit"
 
@@ -93,7 +93,7 @@ def _softmax(scores_BQTS: Tensor, sinks: Tensor | None, s_aux: Tensor | None) ->
     return with_sink.softmax(-1, dtype=dtype)[..., :-1]
 
 
-def _allowed(run: Run, attention_mask: Tensor | None) -> Tensor | None:
+def _allowed(run: FamilyRun, attention_mask: Tensor | None) -> Tensor | None:
     """True where a query may look, by the network's own mask and by the documents of a row; None is everywhere."""
     allowed_BQTS = None
     if attention_mask is not None and run.kv_cache is None:  # theirs knows of no tokens before these
@@ -103,7 +103,7 @@ def _allowed(run: Run, attention_mask: Tensor | None) -> Tensor | None:
     return limited(run, allowed_BQTS)
 
 
-def limited(run: Run, allowed_BQTS: Tensor | None) -> Tensor:
+def limited(run: FamilyRun, allowed_BQTS: Tensor | None) -> Tensor:
     """The same within documents, and without padding where the network's own mask knows none."""
     if run.within_BTS is not None:
         within_BQTS = run.within_BTS[:, None]

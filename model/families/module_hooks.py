@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from model.families.family import Family
 from model.families.norms import through
-from model.families.run import RUNNING, Run
+from model.families.run import RUNNING, FamilyRun
 from model.families.torch_attention import reach_inside
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]
@@ -138,7 +138,7 @@ def _routed(forward: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], x: Tenso
     return logits_NE, through("expert_weights", weights_NK), through("expert_indices", experts_NK)
 
 
-def _scaled(run: Run, update_BTD: Tensor) -> Tensor:
+def _scaled(run: FamilyRun, update_BTD: Tensor) -> Tensor:
     return update_BTD if run.factor == 1 else update_BTD * run.factor
 
 

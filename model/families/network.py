@@ -13,7 +13,7 @@ from model.families.attention import NAME, register
 from model.families.family import Family
 from model.families.module_hooks import install
 from model.families.norms import FinalNorm, through
-from model.families.run import RUNNING, Run, Stopped
+from model.families.run import RUNNING, FamilyRun, Stopped
 from model.families.visits import run_again
 from model.hooks.hook_point import SitePoint
 from model.hooks.lens_config import lens_config
@@ -112,7 +112,7 @@ class FamilyNetwork(LoopedModel):
                       kv_cache=options.get("kv_cache"))  # fmt: skip
         self._check_start(request, read)
         read.check(self.architecture, request)
-        run = Run(request, self.family, self.blocks, read)
+        run = FamilyRun(request, self.family, self.blocks, read)
         given = {**self.family.options, **({} if self.family.masked else {"use_cache": False}), **self._rows(run, read)}
         # Where the pass starts at a step, tokens of no meaning go through what lies before it.
         tokens_BT = inputs if request.from_tokens else inputs.new_zeros(inputs.shape[:2], dtype=torch.int64)
@@ -134,7 +134,7 @@ class FamilyNetwork(LoopedModel):
             raise UserError(f"a {family} network must read whole rows, as it reads more of earlier tokens than "
                             "all their keys and values; got a kv_cache")  # fmt: skip
 
-    def _rows(self, run: Run, read: Inputs) -> dict[str, object]:
+    def _rows(self, run: FamilyRun, read: Inputs) -> dict[str, object]:
         """The mask and the positions of rows that are padded, hold several documents, or go on. What the network does
         not take is left to `run`. Raises `UserError` for several documents where one row is one."""
         start_BT, mask_BS, given = read.segment_start_BT, read.attention_mask_BT, dict[str, object]()

@@ -27,7 +27,7 @@ class Stopped(Exception):
         self.stream_BTD = stream_BTD
 
 
-class Run:
+class FamilyRun:
     """One forward pass of a family's network."""
 
     def __init__(self, request: Request, family: Family, blocks: nn.ModuleList, read: Inputs) -> None:
@@ -133,5 +133,5 @@ class Run:
         return f"a {self.request.architecture.family} network"
 
 
-RUNNING: ContextVar[Run | None] = ContextVar("RUNNING", default=None)
+RUNNING: ContextVar[FamilyRun | None] = ContextVar("RUNNING", default=None)
 """The pass that this thread runs now; None when a network's own `forward` is called by someone else."""

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from model.families.attention import attend, limited
-from model.families.run import RUNNING, Run
+from model.families.run import RUNNING, FamilyRun
 from smelt_interp.errors import UserError
 
 Function = Callable[..., object]
@@ -78,7 +78,7 @@ def _attend(
 class _Softmax(TorchFunctionMode):
     """Scores before the softmax, its pattern behind it, and the product of that pattern with the values."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: FamilyRun) -> None:
         super().__init__()
         self._run, self.reached = run, False
         self._pattern: object = None

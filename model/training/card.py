@@ -7,11 +7,13 @@ import torch
 from model.network import LoopedMoE
 from model.training.evaluate import Evaluation
 from model.training.options import KINDS, TrainOptions
-from model.training.state import Place
+from model.training.state import TrainingPlace
 from smelt_interp.data.mixture import MixtureOptions, TrainingMixture
 
 
-def card(options: TrainOptions, network: LoopedMoE, mixture: TrainingMixture, place: Place, scores: Evaluation) -> str:
+def card(
+    options: TrainOptions, network: LoopedMoE, mixture: TrainingMixture, place: TrainingPlace, scores: Evaluation
+) -> str:
     """Markdown; the title is the network's own name."""
     parameters = sum(weight.numel() for weight in network.parameters())
     config = network.config

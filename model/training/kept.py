@@ -17,7 +17,7 @@ END = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptNetworks:
     """What is there of a run."""
 
     folder: Path
@@ -25,14 +25,14 @@ class Kept:
     """A state's folder by its step, in order; a checkpoint's at END."""
 
 
-def kept(folder: Path) -> Kept:
+def kept(folder: Path) -> KeptNetworks:
     """The states of a run's folder, or the checkpoint that a folder is. Raises `UserError` for one that is neither."""
     found = states(folder)
     if not found and (folder / WEIGHTS).is_file():
         found = {END: folder}
     if not found:
         raise UserError(f"a run must be a folder with states of a training, or a checkpoint; got {folder}")
-    return Kept(folder=folder, networks=found)
+    return KeptNetworks(folder=folder, networks=found)
 
 
 def training_of(folder: Path) -> Path:
@@ -41,12 +41,12 @@ def training_of(folder: Path) -> Path:
     return place.parent if place.name == CHECKPOINT and (place.parent / RUN).is_file() else place
 
 
-def config_of(run: Kept) -> ModelConfig:
+def config_of(run: KeptNetworks) -> ModelConfig:
     """What network all of them are. Raises `UserError` as `network_at` does."""
     return read_config(run.folder) if END in run.networks else _said(run)[0]
 
 
-def _said(run: Kept) -> tuple[ModelConfig, str]:
+def _said(run: KeptNetworks) -> tuple[ModelConfig, str]:
     """The config and the name of the tokenizer, as `run.json` has them."""
     said = read_run(run.folder / RUN)
     config, options = said.get("config"), said.get("options")
@@ -55,7 +55,7 @@ def _said(run: Kept) -> tuple[ModelConfig, str]:
     return ModelConfig.from_json(config), options["tokenizer"]
 
 
-def network_at(run: Kept, step: int) -> LoopedMoE:
+def network_at(run: KeptNetworks, step: int) -> LoopedMoE:
     """The network after a step, in evaluation mode. Raises `UserError` for a state or `run.json` that is not whole."""
     if step == END:
         return LoopedMoE.from_pretrained(run.networks[step])

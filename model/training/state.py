@@ -35,7 +35,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TrainingPlace:
     """Where a run stands."""
 
     step: int = 0
@@ -52,7 +52,7 @@ def states(run: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def newest_place(run: Path) -> Place:
+def newest_place(run: Path) -> TrainingPlace:
     """Where a run stands. Raises `UserError` when it has no whole state."""
     found = [*states(run).values()]
     if not found:
@@ -60,7 +60,7 @@ def newest_place(run: Path) -> Place:
     return _read_place(found[-1], "choose another --out")
 
 
-def save_state(run: Path, place: Place, tensors: dict[str, Tensor], keep_every: int) -> None:
+def save_state(run: Path, place: TrainingPlace, tensors: dict[str, Tensor], keep_every: int) -> None:
     """Write a state, then remove those that are no longer kept. An `OSError` names the state."""
     folder = run / f"state-{place.step:09}"
     scratch = run / f".{folder.name}"
@@ -87,7 +87,7 @@ def save_state(run: Path, place: Place, tensors: dict[str, Tensor], keep_every: 
                 shutil.rmtree(run / f"state-{step:09}")
 
 
-def load_state(folder: Path, tensors: dict[str, Tensor]) -> Place:
+def load_state(folder: Path, tensors: dict[str, Tensor]) -> TrainingPlace:
     """Copy a state into the tensors. Raises `UserError` for a folder that is not a whole state of them."""
     remedy = f"remove {folder.name} to go on from the state before, or choose another --out"
     place = _read_place(folder, remedy)
@@ -110,10 +110,10 @@ def _one_process_allowed() -> Iterator[None]:
         yield
 
 
-def _read_place(folder: Path, remedy: str) -> Place:
+def _read_place(folder: Path, remedy: str) -> TrainingPlace:
     try:
         values = json.loads(read_input(folder / PLACE, "the place of a state", 10_000))
-        place = Place(**values)
+        place = TrainingPlace(**values)
         if not (0 < place.step < 10**9 and _DIGEST.fullmatch(place.digest) and 0 <= place.seconds < 1e18):
             raise ValueError("a value is outside its rule")
     except UserError as error:

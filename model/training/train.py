@@ -26,7 +26,7 @@ from model.training.options import TrainOptions
 from model.training.run_folder import CHECKPOINT, RUN, locked, read_run, write_or_compare
 from model.training.schedule import decay_start, rate
 from model.training.sharding import check_ranks, clip, round_weights, shard, whole_weights
-from model.training.state import Place, load_state, save_state, states
+from model.training.state import TrainingPlace, load_state, save_state, states
 from model.training.tensorboard import Events
 from smelt_interp.data.mixture import TrainingMixture, extend
 from smelt_interp.data.samples import Samples
@@ -171,7 +171,7 @@ def _check_device(options: TrainOptions) -> None:
         raise UserError(f"dtype must be float32 on {options.device}, which has no bfloat16; got bfloat16")
 
 
-def _begin(options: TrainOptions, training: Training) -> Place:
+def _begin(options: TrainOptions, training: Training) -> TrainingPlace:
     """Load the state from which the run goes on."""
     found = states(options.out)
     if found:
@@ -180,7 +180,7 @@ def _begin(options: TrainOptions, training: Training) -> Place:
             raise UserError(f"a state must be of one of the {options.steps} steps of the run; got {folder}")
         return load_state(folder, training.tensors())
     if not options.branch_from:
-        return Place()
+        return TrainingPlace()
     trunk = Path(options.branch_from)
     _compare_trunk(options, trunk)
     before = [folder for step, folder in states(trunk).items() if step <= decay_start(options)]
@@ -211,8 +211,12 @@ def _compare_trunk(options: TrainOptions, trunk: Path) -> None:
 
 
 def _steps(
-    training: Training, mixture: TrainingMixture, held_out: tuple[Samples, ...], place: Place, events: Events | None
-) -> Place:
+    training: Training,
+    mixture: TrainingMixture,
+    held_out: tuple[Samples, ...],
+    place: TrainingPlace,
+    events: Events | None,
+) -> TrainingPlace:
     """The steps that are left; `events` on the rank that writes. -> where the run stands at the end"""
     options, a_step = training.options, training.options.tokens_a_step
     progress = Progress("trained", options.steps * a_step, " tokens", place.step * a_step)
@@ -222,7 +226,7 @@ def _steps(
         numbers = training.step(number, samples)
         done = number + 1
         seconds = time.perf_counter() - started
-        place = Place(step=done, digest=extend(place.digest, samples), seconds=seconds)
+        place = TrainingPlace(step=done, digest=extend(place.digest, samples), seconds=seconds)
         if ranks.is_first_rank():
             progress.show(done * a_step)
         last = done == options.steps

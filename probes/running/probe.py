@@ -265,6 +265,11 @@ def needed_sites(probe: Probe, architecture: Architecture, options: object) -> t
     return tuple(dict.fromkeys((*probe.needs(architecture), *named)))
 
 
+def no_sites(architecture: Architecture) -> tuple[str, ...]:
+    """The `needs` of a probe that reads no recorded site: predictions are enough, or it runs the network again."""
+    return ()
+
+
 def refusal(needed: Sequence[str], architecture: Architecture) -> str:
     """Why a network cannot be measured: the sites that it lacks, or the router; empty when it has them all."""
     missing = [suffix for suffix in needed if suffix not in architecture.sites]

@@ -64,11 +64,6 @@ def token_values(batch: Batch, step: int, suffix: str) -> NDArray[np.float64]:
     return values
 
 
-def expert_choices(batch: Batch, step: int, suffix: str) -> NDArray[np.integer]:
-    """An integer site's array where it is."""
-    return cast("NDArray[np.integer]", batch.sites[step, suffix])
-
-
 def query_heads(x: Floats, axis: int, kept: Sequence[int], heads: Sequence[int], architecture: Architecture) -> Floats:
     """A site's array with the query heads `heads` on its head axis, which holds the heads `kept`.
 

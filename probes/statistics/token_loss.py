@@ -6,7 +6,13 @@ from numpy.typing import NDArray
 from cache.batch import Batch
 from probes.statistics.along_steps import predicts
 from probes.statistics.arrays import to_numpy
+from smelt_interp.architecture import Loop
 from smelt_interp.errors import UserError
+
+
+def vocab_size(batch: Batch, options: object, loops: tuple[Loop, ...]) -> int:
+    """The layout of a probe that measures no step: the size of the vocabulary, for a uniform guess."""
+    return batch.architecture.vocab_size
 
 
 def token_losses(batch: Batch) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

@@ -103,14 +103,6 @@ def tiles(tokens: Tokens, length: int, tokenizer: Tokenizer) -> Iterator[Tokens]
         yield with_bos(Tokens(tokens.ids_T[part], tokens.role_T[part]), tokenizer)
 
 
-def samples_of(texts: Iterable[MarkedText], tokenizer: Tokenizer, length: int) -> Samples:
-    """Rows of at most `length` tokens, padded on the right to the longest: one a text that fits, more of a longer one,
-    which is cut without overlap. Raises UserError when there is no token at all."""
-    return padded(
-        [Row(tile, text) for text in texts for tile in tiles(tokens_of(text, tokenizer), length, tokenizer)], tokenizer
-    )
-
-
 def padded(rows: list[Row], tokenizer: Tokenizer, length: int = 0) -> Samples:
     """The rows as samples, padded on the right to the longest or to `length`."""
     if not rows:

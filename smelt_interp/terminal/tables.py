@@ -3,14 +3,11 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as PrintedTable
-
-if TYPE_CHECKING:
-    from pandas import DataFrame  # half a second to import, which a table of rows does not need
 
 WIDTH_WITHOUT_TERMINAL = 150
 LONGEST_WHOLE = 30
@@ -28,12 +25,6 @@ class Table(NamedTuple):
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     notes: Sequence[str] = ()
-
-    @classmethod
-    def of_frame(cls, title: str, frame: "DataFrame", notes: Sequence[str] = ()) -> Self:
-        """The columns and rows of a pandas table; its index is left out."""
-        rows = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
-        return cls(title, [str(name) for name in frame.columns], rows, notes)
 
     @classmethod
     def side_by_side(cls, title: str, columns: Mapping[str, Mapping[str, Cell]], notes: Sequence[str] = ()) -> Self:

@@ -11,7 +11,7 @@ from cache.store import Capture
 from model.families.convert_gguf import convert
 from model.families.opening import Opening, open_network, untrained_network
 from probes import attention_sink
-from probes.__main__ import EveryProbe, Group, record_all
+from probes.__main__ import EveryProbe, SampleGroup, record_all
 from probes.running.command import parse
 from probes.running.source import Source, open_subjects
 from smelt_interp.costs.spans import LayerRange
@@ -81,7 +81,7 @@ def test_a_command_loops_the_measured_network_and_not_the_one_beside_it(llama: P
 def test_every_probes_command_records_the_looped_network_the_unlooped_beside_it_and_itself_untrained(
     llama: Path, tmp_path: Path
 ) -> None:
-    group = Group(name="code", data=DataOptions(data=("code",), samples=2, length=16),
+    group = SampleGroup(name="code", data=DataOptions(data=("code",), samples=2, length=16),
                   probes={"sink": (attention_sink, attention_sink.Options())})  # fmt: skip
     options = EveryProbe(ckpt=llama, against=(llama,), captures=tmp_path, loop=LayerRange(1, 3), loop_scale=0.25)
     found = [Capture(path) for path in record_all(options, group, "recorded")]

@@ -1,6 +1,5 @@
 """Numbers are shown as a person reads them, and JSON stays JSON."""
 
-import pandas as pd
 import pytest
 
 from smelt_interp.terminal.tables import Table, compact, percent, print_json, print_table
@@ -40,13 +39,6 @@ def test_numbers_are_right_aligned_and_no_cell_is_read_as_markup(capsys: pytest.
     assert second.rstrip() == "b       123"
     assert third.rstrip() == "c         -"
     assert note == "[bold]note"
-
-
-def test_a_pandas_table_is_a_table_and_what_it_lacks_is_a_dash() -> None:
-    frame = pd.DataFrame({"network": ["a", "b"], "n": [1, 2], "loss": [0.5, float("nan")], "best": [None, "b"]})
-    table = Table.of_frame("T", frame, ["note"])
-    assert table.texts() == {"network": ["a", "b"], "n": ["1", "2"], "loss": ["0.5", "-"], "best": ["-", "b"]}
-    assert (table.title, table.notes) == ("T", ["note"])
 
 
 def test_a_long_title_and_note_are_not_folded_to_the_width_of_the_columns(capsys: pytest.CaptureFixture[str]) -> None:
