@@ -1,5 +1,6 @@
 """What all tests share: one thread, no downloads, and the choice to run as where torch is not installed."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -26,3 +27,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if chosen == "any" or not (collection_path.name.startswith("test_") and collection_path.suffix == ".py"):
         return None
     return True if needs_torch(collection_path) == (chosen == "without") else None
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays and is not looked through again: Streamlit collects garbage after each run of a page."""
+    gc.freeze()
