@@ -197,6 +197,14 @@ def test_a_width_fails_only_when_none_of_its_networks_is_within_every_tolerance(
     found = matched(BASELINE_200M, MatchRequest(), ATTENDED, count=100)
     widths = {candidate.config.width for candidate in found.best}
     assert PAPER_ROWS["200M", "smelt"].width in widths
+    # How far each is from the Baseline, by hand.
+    assert BASELINE_200M.num_kv_heads > 1
+    for candidate in found.best[:3]:
+        config, off = candidate.config, candidate.mismatch
+        shape = config.expert_width / config.width * BASELINE_200M.width / BASELINE_200M.expert_width
+        heads, depth = config.num_kv_heads / BASELINE_200M.num_kv_heads, config.num_layers / BASELINE_200M.num_layers
+        ratios = (shape, heads, depth, 1 + off.flops, 1 + off.total_parameters, 1 + off.kv_bytes)
+        assert candidate.distance == pytest.approx(sum(abs(math.log(ratio)) for ratio in ratios))
     assert found.next_best is not None
     assert found.next_best.config.width not in widths
 
