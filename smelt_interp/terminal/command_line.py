@@ -13,9 +13,8 @@ from smelt_interp.errors import UserError
 Parsed = TypeVar("Parsed")
 _RULE = re.compile(r"^[^\w]*[─-]{8,}[^\w]*$")
 _PREFIX = re.compile(r"^Error parsing (?!--)[\w.-]+: ")
-_NO_NUMBER = re.compile(
-    r"^Error parsing (--[\w.-]+): (?:invalid literal for int\(\) with base 10|could not convert string to float): (.+)$"
-)
+_NO_WHOLE_NUMBER = re.compile(r"^Error parsing (--[\w.-]+): invalid literal for int\(\) with base 10: (.+)$")
+_NO_NUMBER = re.compile(r"^Error parsing (--[\w.-]+): could not convert string to float: (.+)$")
 _LONG_NUMBER = re.compile(r"^Error parsing (--[\w.-]+): Exceeds the limit \(\d+ digits\).* value has (\d+ digits).*$")
 _NO_CHOICE = re.compile(
     r"^Error parsing (--[\w.-]+): no type matching (\S+) could be instantiated from \[(.*?)\]\. .*$"
@@ -65,4 +64,5 @@ def _complaint(box: str) -> str:
     said = _PREFIX.sub("", " ".join(line for line in below_title[:last] if line))
     said = _NO_CHOICE.sub(r"\1 must be \2; got \3", said)
     said = _LONG_NUMBER.sub(r"\1 must be a number; got \2", said)
+    said = _NO_WHOLE_NUMBER.sub(r"\1 must be a whole number; got \2", said)
     return _NO_NUMBER.sub(r"\1 must be a number; got \2", said)

@@ -8,10 +8,14 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from smelt_interp.errors import UserError, shown
 
+MOST = 10**9
+
 
 def _in_range(index: int) -> int:
-    if not 0 <= index < 10**9:
-        raise UserError(f"layers, visits and heads must count from 1 (in Python from 0); got {shown(index + 1)}")
+    if not 0 <= index < MOST:
+        raise UserError(
+            f"layers, visits and heads must count from 1 to {MOST} (in Python from 0); got {shown(index + 1)}"
+        )
     return index
 
 

@@ -218,7 +218,7 @@ def test_bad_input_ends_with_2_and_writes_nothing(tmp_path: Path, ckpt: Path) ->
         (command(ckpt, tmp_path / "a", "--batch-size", "0"), "batch_size must be "),
         (command(ckpt, tmp_path / "a", "--samples", "0"), "samples must be "),
         (command(ckpt, tmp_path / "a", "--shots", "4"), "Dyck shots must be at most 3, the largest number that"),
-        (command(ckpt, tmp_path / "a", "--samples", "1e30"), "--samples must be a number; got '1e30'"),
+        (command(ckpt, tmp_path / "a", "--samples", "1e30"), "--samples must be a whole number; got '1e30'"),
         (command(ckpt, tmp_path / "a", "--batch-size", str(10**30)), "batch_size must be "),
         (command(ckpt, tmp_path / "a", "--rows", str(10**12)), "rows"),
         (command(ckpt, tmp_path / "a", "--compression", "zip"), "invalid choice 'zip' for argument '--compression'"),

@@ -44,7 +44,7 @@ def test_the_dataclass_comes_back() -> None:
     ("args", "says"),
     [
         (["--samples", "0"], r"^samples must be at least 1; got 0; see python -m tool --help$"),
-        (["--samples", "many"], r"^--samples must be a number; got 'many'; see"),
+        (["--samples", "many"], r"^--samples must be a whole number; got 'many'; see"),
         (["--scale", "big"], r"^--scale must be a number; got 'big'; see"),
         (["--sample", "3"], r"^Unrecognized options: --sample, 3; see"),
         (["--length", "long"], r"^--length must be INT\|\{own\}; got 'long'; see"),
