@@ -33,19 +33,20 @@ def differences(one: Capture, other: Capture) -> list[tuple[str, str, str]]:
 
 
 def _facts(capture: Capture) -> Iterator[tuple[str, str]]:
-    yield from _flat("", capture.architecture.to_json())
+    layers = [step.layer + 1 for step in capture.architecture.steps]
+    yield from _flat("", {**capture.architecture.to_json(), "steps": layers})
     yield from _flat("", {name: value for name, value in capture.request.items() if name != "sites"})
     for suffix, kept in capture.kept.items():
         yield suffix, f"{len(kept.steps)} steps" + (f", {len(kept.heads)} heads" if kept.heads else "")
 
 
 def _flat(prefix: str, values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """`data.samples`, `64`: every value under the names that lead to it."""
+    """`data.samples`, `64`: every value under the names that lead to it; steps as their layers, from 1."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _flat(f"{prefix}{name}.", value)
         else:
-            yield f"{prefix}{name}", str(value)
+            yield f"{prefix}{name}", " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def is_pinned(folder: Path) -> bool:

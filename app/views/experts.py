@@ -37,14 +37,19 @@ def _show(capture: Capture) -> None:
     found = answer_of(NAME, [capture], expert_tokens.Options())
     (result,) = cast("list[Document]", found.document["results"])
     rows = [row for row in cast("list[Record]", result["rows"]) if row["level"] == "head"]
-    layers = list(dict.fromkeys(str(row["layers"]) for row in rows))
+    layers = [str(layer + 1) for layer in sorted({step.layer for step in capture.architecture.steps})]
+    first = str(rows[0]["layers"]) if rows else layers[0]
     with st.sidebar:
-        check_one_of("layer", layers, layers[0])
-        layer = st.selectbox("Layer", layers, key="layer", bind="query-params")
+        check_one_of("layer", layers, first)
+        layer = st.selectbox("Layer", layers, layers.index(first), key="layer", bind="query-params")
         experts = [str(number) for number in range(1, capture.architecture.num_experts + 1)]
         check_one_of("expert", experts, experts[0])
         expert = st.selectbox("Expert", experts, key="expert", bind="query-params")
     of_layer = [row for row in rows if row["layers"] == layer]
+    if not of_layer:
+        st.info(f"The table is of looped layers; this measures layer {layer}:")
+        st.code(f"{found.line} --layers {layer} --level head", language=None, wrap_lines=True)
+        return
     _every_expert([row for row in of_layer if row["quantity"] == STAYS])
     one = [row for row in of_layer if str(row["expert"]) == expert]
     st.subheader(f"Layer {layer}, expert {expert}")

@@ -14,6 +14,8 @@ from smelt_interp.errors import UserError
 from smelt_interp.terminal.tables import compact
 
 NONE = "none"
+WIDEST = 44
+"""Characters of a cell."""
 
 
 def show_keeper(folder: Path, capture: Capture) -> list[dict[str, str]]:
@@ -89,6 +91,10 @@ def _compared(capture: Capture, path: Path) -> list[dict[str, str]]:
         st.caption("They read other samples, so that no probe holds them against each other.")
     if not found:
         st.info("They differ in nothing that fixes their numbers.")
-    return [
-        {"what differs": what, capture.path.name: left[:120], path.name: right[:120]} for what, left, right in found
-    ]
+    names = ("what differs", capture.path.name, path.name)
+    return [dict(zip(names, map(_cut, row), strict=True)) for row in found]
+
+
+def _cut(text: str) -> str:
+    """As much as a column has room for."""
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 2]} …"

@@ -42,3 +42,9 @@ def test_a_capture_without_choices_of_experts_is_one_line(tmp_path: Path) -> Non
     write_capture(tmp_path / "resid", [replace(batch, sites=kept, heads={})])
     (error,) = page("experts", tmp_path, capture="resid").error
     assert "mlp.hook_expert_indices" in error.value
+
+
+def test_a_layer_outside_the_loop_stays_chosen_and_says_how_it_is_measured(folder: Path) -> None:
+    test = page("experts", folder, capture="looped", layer="1")
+    assert (len(test.info), len(test.warning), test.selectbox(key="layer").value) == (1, 0, "1")
+    assert test.code[0].value.endswith(f"{folder / 'looped'} --layers 1 --level head")

@@ -8,7 +8,7 @@ import pytest
 from cache import background, keeping
 from cache.store import Capture
 from smelt_interp.errors import UserError
-from tests.support.planted import BASELINE, LOOPED
+from tests.support.planted import BASELINE, LOOPED, planted_batch, random_sites
 from tests.support.planted_captures import planted_capture, random_batch
 
 
@@ -31,6 +31,9 @@ def test_two_captures_differ_in_what_fixes_their_numbers(tmp_path: Path) -> None
     assert found["attn.hook_q"] == ("-", "6 steps, 4 heads")
     assert found["attn.hook_k"] == ("6 steps, 2 heads", "-")
     assert not {"width", "hook_resid_post"} & set(found)
+    once = planted_batch(BASELINE, one.samples, random_sites(BASELINE, one.samples, ("hook_resid_post",)))
+    found = {what: values for what, *values in keeping.differences(one, planted_capture(tmp_path / "once", once))}
+    assert found["steps"] == ["1 2 3 2 3 4", "1 2 3 4"]
     assert keeping.differences(one, planted_capture(tmp_path / "same", random_batch())) == []
 
 

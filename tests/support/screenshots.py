@@ -1,6 +1,8 @@
 """Pictures of the dashboard's pages, light and dark, in docs/screenshots/.
 
-python -m tests.support.screenshots --captures captures      after `make demo`, which records them
+python -m tests.support.screenshots --captures captures      after `make demo`, which records them, and after
+    python -m probes.answer_lens --ckpt checkpoints/demo-smelt --capture captures/demo-smelt-dyck
+    python -m probes.reproduction --pair checkpoints/demo-smelt checkpoints/demo-baseline --out captures
 """
 
 import os
@@ -26,11 +28,14 @@ MOST_WAITED = 240_000
 """Milliseconds for a probe that is measured now."""
 LOOPED = "capture=demo-smelt-dyck"
 VIEWS = {
-    "runs": f"?{LOOPED}",
+    "captures": f"?{LOOPED}&with=demo-baseline-dyck",
+    "overview": f"overview?{LOOPED}",
     "samples": f"samples?{LOOPED}&colour=start+mass",
     "attention": f"attention?{LOOPED}&second=demo-baseline-dyck&query=40",
     "experts": f"experts?{LOOPED}",
+    "answers": f"answers?{LOOPED}",
     "probe": f"attention_sink?{LOOPED}",
+    "reproduction": "reproduction",
     "budget": "budget",
     "matching": "matching",
     "scaling": "scaling",
