@@ -26,7 +26,7 @@ from probes.statistics.grid import Level, Place
 from probes.statistics.quantities import Quantity
 from probes.statistics.sums import Sums, Totals
 from smelt_interp.data.datasets import DataOptions
-from smelt_interp.errors import UserError
+from smelt_interp.errors import UserError, shown
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -43,10 +43,13 @@ WORTH, GAP = "shots' worth", ", gap"
 
 
 def choose_samples(subject: Subject, data: DataOptions, options: Options) -> tuple[SampleSet, ...]:
-    """All tasks together. Raises UserError for shots without 0 or without another, and as `choice_tasks` does."""
+    """All tasks together. Raises UserError for shots without 0 or without another, for data that is no task, and as
+    `choice_tasks` does."""
     if 0 not in data.shots or len(data.shots) < 2:
         raise UserError(f"shots must hold 0 and another number; got {' '.join(map(str, data.shots))}")
-    return choice_tasks.choose_samples(subject, replace(data, data=tuple(n for n in data.data if n in TASKS)), options)
+    if others := [name for name in data.data if name not in TASKS]:
+        raise UserError(f"data must name tasks, {', '.join(TASKS)}; got {shown(others[0])}")
+    return choice_tasks.choose_samples(subject, data, options)
 
 
 def start_with(network: "LoopedModel", data: SampleSet, options: Options) -> Sums[Layout, Options]:

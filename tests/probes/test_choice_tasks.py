@@ -114,6 +114,8 @@ def test_a_planted_few_shot_gap_comes_back() -> None:
     )
     with pytest.raises(UserError, match=r"^shots must hold 0 and another number; got 1 2"):
         few_shot_gap.choose_samples(subject(), replace(few_shot_gap.DATA, shots=(1, 2)), Options())
+    with pytest.raises(UserError, match=r"^data must name tasks, copy, .*; got 'recal'"):
+        few_shot_gap.choose_samples(subject(), replace(few_shot_gap.DATA, data=("copy", "recal")), Options())
 
 
 @torch.no_grad()
