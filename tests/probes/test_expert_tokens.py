@@ -8,6 +8,7 @@ import pytest
 from cache.batch import Batch
 from probes import expert_tokens as probe
 from probes.running.probe import Result
+from probes.statistics.arrays import is_token
 from probes.statistics.experts import INDICES, WEIGHTS
 from smelt_interp.errors import UserError
 from tests.support.answers import measure
@@ -68,6 +69,11 @@ def test_where_its_tokens_went_on_the_other_visit(result: Result) -> None:
     stays = {row["expert"]: row for row in result.rows() if row["quantity"] == "stays" and row["level"] == "head"}
     assert stays.keys() == {1, 2}
     assert [stays[expert]["value"] for expert in (1, 2)] == [1.0, 1.0]
+    # Of all experts together: how popular each is on the other visit, weighed by its tokens on the first.
+    batch = planted()
+    early, late = (batch.sites[step, INDICES][is_token(batch.samples)] for step in (1, 3))
+    use, popular = np.bincount(early.ravel(), minlength=8) / early.size, np.bincount(late.ravel()) / len(late)
+    assert find(result, "stays", level="headline")["null_popularity"] == pytest.approx(use[: len(popular)] @ popular)
     goes = {(row["expert"], row["to"]): row for row in result.rows() if row["quantity"] == "goes to"}
     assert [goes[3, f"expert {to}"]["value"] for to in (5, 6)] == [1.0, 1.0]
     assert goes[7, "expert 5"]["value"] == 1.0
