@@ -88,7 +88,10 @@ def test_where_its_tokens_went_on_the_other_visit(result: Result) -> None:
 
 
 def test_roles_beside_their_share_of_all_tokens(result: Result) -> None:
-    assert find(result, "role share", visit=1, expert=3, role="text")["value"] == 1.0
+    of_a = find(result, "role share", visit=1, expert=3, role="text")
+    assert of_a["value"] == 1.0
+    # Dealt out within each sample, one of its 12, 11 or 10 tokens is the first.
+    assert of_a["null_shuffled"] == pytest.approx(1 - np.mean([1 / 12, 1 / 11, 1 / 10]))
     first = find(result, "role share", visit=1, expert=1, role="bos")
     assert first["value"] == pytest.approx(6 / 42)
     assert first["null_uniform"] == pytest.approx(6 / 66)
