@@ -32,3 +32,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_finish() -> None:
     """What was imported stays and is not looked through again: Streamlit collects garbage after each run of a page."""
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """At the end everything goes: nanobind calls what is left a leak."""
+    gc.unfreeze()
