@@ -21,7 +21,7 @@ from smelt_interp.errors import UserError
 from smelt_interp.looped_span import LoopedSpan
 
 PROMPT = "The loop runs twice. The first visit looks at the start, the second visit looks at the"
-OTHER = "The loop runs twice. The first visit looks at the end, the second visit looks away at the"
+OTHER = PROMPT.replace("start", "world")
 EVERY = "every"
 MOST_VISITS = 8
 HINT = "Each token is coloured by what the edit does to its loss; point at one to read it."
@@ -88,7 +88,7 @@ def _show(asked: Asked, prompt: str, other: str) -> None:
     _start_mass(look)
     st.subheader("The same in Python")
     script = live.code(path, loop, prompt, made, other)
-    st.code(script, wrap_lines=True)
+    st.code(script, language=None, wrap_lines=True)  # a language's colours are too pale for axe
     facts = {"network": name, "loop": str(loop), "prompt": prompt, "other": other, "edit": made.text}
     row = st.container(horizontal=True)
     files = {
