@@ -9,6 +9,7 @@ import streamlit as st
 from app.widgets.address import check_address, check_each_of, check_one_of
 from app.widgets.canvas import show_canvas, tokens_of
 from app.widgets.options import parse_option
+from app.widgets.pending import mark_pending
 from model.families.opening import Opening, open_network
 from model.hooks.looped_model import LoopedModel
 from probes.running import live
@@ -127,6 +128,7 @@ def _prompts(*, patch: bool) -> tuple[str, str]:
                 help="Another prompt of as many tokens: what the network has there at the same position is put in.",
             )  # fmt: skip
         st.form_submit_button("Run", type="primary")
+    mark_pending([prompt, other] if patch else [prompt])
     return prompt, other
 
 

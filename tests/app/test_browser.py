@@ -18,7 +18,9 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 from cache.recording import write_capture
+from model.families.opening import open_network
 from probes.running import catalog
+from probes.running.live import Change, Kind, look, made
 from tests.support.app_captures import episodes
 from tests.support.planted import BASELINE, LOOPED
 
@@ -256,6 +258,30 @@ def test_a_sample_is_opened_by_a_click_and_axe_finds_no_serious_fault(address: s
     visitor.page.wait_for_url("**sample=2**")
     visitor.settle()
     assert visitor.faults() == []
+
+
+@pytest.mark.browser
+def test_two_who_intervene_at_once_get_their_own_answers(address: str, browser: Browser) -> None:
+    network = open_network(ROOT / "checkpoints" / "demo-smelt")
+    asked: dict[Kind, str] = {"skip": "One of them types this.", "again": "The other types that!"}
+    visitors = {kind: Visitor(browser) for kind in asked}
+    for kind, visitor in visitors.items():
+        visitor.page.set_default_timeout(300_000)  # torch is imported when the page is first opened
+        visitor.open(f"{address}/live?network=checkpoints/demo-smelt&edit={kind}")
+    assert visitors["skip"].faults() == []
+    for kind, visitor in visitors.items():
+        visitor.page.get_by_role("textbox", name="Prompt").fill(asked[kind])
+        visitor.page.get_by_text("Changed since it was run: press Run.").wait_for()
+    for visitor in visitors.values():
+        visitor.page.get_by_role("button", name="Run").click()
+    for kind, visitor in visitors.items():
+        visitor.page.wait_for_url("**prompt=**")
+        visitor.settle()
+        seen = look(network, asked[kind], made(network, Change(kind=kind, layers=(), visits=(1,))).edit)
+        metrics = visitor.page.get_by_test_id("stMetricValue").all_inner_texts()
+        assert metrics[:3] == [f"{loss:.3f}" for loss in seen.mean_loss().values()]
+        assert repr(asked[kind]) in visitor.command()
+        assert visitor.page.get_by_text("press Run").count() == 0
 
 
 @pytest.mark.browser

@@ -54,7 +54,7 @@ def main_page(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, **
 
 def drawn(test: AppTest) -> tuple[dict[str, object], dict[str, np.ndarray]]:
     """What the browser is sent: the scene, and its arrays by name."""
-    (canvas,) = test.get("bidi_component")
+    (canvas,) = (each for each in test.get("bidi_component") if each.proto.bytes)
     line, _, body = canvas.proto.bytes.partition(b"\n")
     scene = json.loads(line)
     body = zlib.decompress(body) if scene["deflated"] else body
