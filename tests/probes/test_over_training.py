@@ -12,7 +12,7 @@ import torch
 
 from model.network import LoopedMoE
 from model.training.kept import END, kept, network_at
-from model.training.state import Place, save_state
+from model.training.state import TrainingPlace, save_state
 from probes import over_training
 from probes.running.seeds import over_seeds, student_interval
 from probes.statistics.bootstrap import Estimate
@@ -32,7 +32,9 @@ def a_run(folder: Path, seed: int, *, visits: int = 2, steps: tuple[int, ...] = 
     for step in steps:
         network = LoopedMoE(config, seed=seed + step)
         remembered = {f"weight/{name}": weight.detach() for name, weight in network.named_parameters()}
-        save_state(folder, Place(step=step, seconds=1.0), {**remembered, "adamw/step": torch.ones(1)}, keep_every=1)
+        save_state(
+            folder, TrainingPlace(step=step, seconds=1.0), {**remembered, "adamw/step": torch.ones(1)}, keep_every=1
+        )
     (folder / "run.json").write_text(json.dumps({"config": config.to_json(), "options": {"tokenizer": "bytes"}}))
     return folder
 
