@@ -13,6 +13,7 @@ SSE4 := OPENBLAS_CORETYPE=Nehalem ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBL
 
 # The files of the tests that are run with each of them; no other is read.
 PORTABLE := $(shell grep -rl --include='test_*.py' 'mark[.]portable' tests)
+INTERPRETED := TRITON_INTERPRET=1 $(RUN)/pytest tests/support/interpreted_experts.py -k any_order
 
 # Processes share what Python has compiled, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -76,9 +77,11 @@ endif
 
 avx2: $(VENV)/.tested
 	$(AVX2) $(RUN)/pytest -m portable $(PORTABLE)
+	$(AVX2) $(INTERPRETED)
 
 sse4: $(VENV)/.tested
 	$(SSE4) $(RUN)/pytest -m portable $(PORTABLE)
+	$(SSE4) $(INTERPRETED)
 
 browser: $(VENV)/.tested
 	$(RUN)/pytest -m browser
