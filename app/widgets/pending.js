@@ -10,7 +10,8 @@ export default function ({ parentElement, data }) {
   }
   mark.check = () => {
     const shown = [...document.querySelectorAll("[data-testid=stForm] textarea")].map((area) => area.value);
-    const same = JSON.stringify(shown) === JSON.stringify(data);
+    // An area that is not drawn yet holds nothing that was typed.
+    const same = shown.length !== data.length || JSON.stringify(shown) === JSON.stringify(data);
     mark.textContent = same ? "" : "Changed since it was run: press Run.";
   };
   mark.check();
