@@ -38,6 +38,7 @@ def test_a_planted_gain_comes_back_and_its_ratio() -> None:
     short, long = (pick(rows, quantity="gain (nats)", bucket=name) for name in ("short", "long"))
     assert (short["tokens before"], long["tokens before"]) == ("2-10", "20-160")
     assert (short["value"], long["value"]) == pytest.approx((0.1, 0.152), abs=1e-6)
+    assert (short["null_no_difference"], long["null_no_difference"]) == (0.0, 0.0)
     ratio = pick(rows, quantity="gain ratio, long / short")
     assert (ratio["value"], ratio["low"], ratio["high"]) == pytest.approx((1.52, 1.52, 1.52), abs=1e-4)
     assert ratio["note"] == "as shares of a context of 160: the paper's are 512-4096 of 4096"
