@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import urlencode
 
 import streamlit as st
 
@@ -13,7 +14,7 @@ from probes import over_training
 from probes.running import catalog, overview
 from smelt_interp.errors import UserError
 
-HINT = "Each network stands at its own steps; a comparison of visits at the later one. Click a point for its probe."
+HINT = "Each network stands at its own steps; a comparison of visits at the later one. Click a point for its link."
 CHART = {"displaylogo": False}
 
 
@@ -58,23 +59,25 @@ def _show(probes: Mapping[str, st.Page], captures: Sequence[Capture]) -> None:
             overview.figure(shown, capture.architecture), key=f"overview {asked}", config=CHART, on_select="rerun",
             selection_mode="points",
         )  # fmt: skip
-        _open(probes, found["selection"]["points"], capture)
+        _lead(found["selection"]["points"], capture)
         row = st.container(horizontal=True)
         for name in dict.fromkeys(each.probe for each in shown):
             if name in probes:
-                row.page_link(probes[name], label=catalog.title(name), query_params={KEY: capture.path.name})
+                row.page_link(probes[name], label=catalog.title(name))
     if missing:
         st.caption(f"Not measured on these captures yet: {len(missing)} probes.")
         st.button("Measure them now", on_click=st.session_state.update, args=({asked: True},))
         st.code("\n".join(missing), language=None, wrap_lines=True)
 
 
-def _open(probes: Mapping[str, st.Page], points: Sequence[Mapping[str, object]], capture: Capture) -> None:
-    """Go where the clicked point leads: the page of its probe, at its layer."""
+def _lead(points: Sequence[Mapping[str, object]], capture: Capture) -> None:
+    """The way from a clicked point to the page of its probe, at its layer."""
     for point in points:
         target = point.get("customdata")
-        if isinstance(target, list) and len(target) == 2 and target[0] in probes:
-            st.switch_page(probes[target[0]], query_params={KEY: capture.path.name, "layer": str(target[1])})
+        if isinstance(target, list) and len(target) == 2:
+            name, layer = map(str, target)
+            address = urlencode({KEY: capture.path.name, "layer": layer})
+            st.markdown(f"**[{catalog.title(name)}, layer {layer}](/{name}?{address})**")
 
 
 def _show_training(folder: Path) -> None:
