@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from smelt_interp.architecture import Architecture
-from smelt_interp.errors import UserError
+from smelt_interp.errors import UserError, one_line
 from smelt_interp.sites import SITES, check_suffix
 
 
@@ -92,7 +92,7 @@ def select(
     if missing := [suffix for suffix in asked if suffix not in architecture.sites]:
         raise UserError(
             f"a site must be one that a network of family {architecture.family} computes; got {missing[0]}: "
-            f"it has {', '.join(architecture.sites)}"
+            f"it has {one_line(', '.join(architecture.sites), 170)}"
         )
     return {
         suffix: Kept(kept_steps, next((heads_by_axis[axis] for axis in "QG" if axis in SITES[suffix].axes), ()))
