@@ -36,6 +36,7 @@ VIEWS = {
     "answers": f"answers?{LOOPED}",
     "probe": f"attention_sink?{LOOPED}",
     "reproduction": "reproduction",
+    "live": "live?network=checkpoints/demo-smelt&edit=clamp",
     "budget": "budget",
     "matching": "matching",
     "scaling": "scaling",
