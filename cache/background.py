@@ -1,6 +1,7 @@
 """A recording that runs beside a long-lived program: started with the command's own words, watched, and its last line
 told when it fails."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -31,9 +32,10 @@ class Background:
 
     def last_line(self) -> str:
         """What it said last on its error stream."""
-        end = self._errors.seek(0, 2)
-        self._errors.seek(max(0, end - LONGEST_TAIL))
-        lines = self._errors.read().decode(errors="replace").replace("\r", "\n").split("\n")
+        # Without moving the place in the file: the process writes where this one's is.
+        file = self._errors.fileno()
+        tail = os.pread(file, LONGEST_TAIL, max(0, os.fstat(file).st_size - LONGEST_TAIL))
+        lines = tail.decode(errors="replace").replace("\r", "\n").split("\n")
         said = [line.strip() for line in lines if line.strip()]
         return one_line(said[-1]) if said else ""
 
@@ -54,8 +56,11 @@ def start(out: Path, words: Sequence[str]) -> None:
 
 
 def end(out: Path) -> str:
-    """Forget one that has ended: what it said last where it failed, nothing where it is recorded."""
-    ended = RUNNING.pop(out)
+    """Forget one that has ended: what it said last where it failed, nothing where it is recorded, or where another
+    visitor's page was first."""
+    ended = RUNNING.pop(out, None)
+    if ended is None:
+        return ""
     said = ended.last_line() if ended.code else ""
     ended.close()
     return said

@@ -47,6 +47,8 @@ def show_recorder(folder: Path) -> None:
             background.start(out, words)
         except UserError as error:
             st.error(str(error))
+            return
+        st.rerun()  # what it is doing stands above
     elif out.exists() and out not in background.RUNNING:
         st.caption(f"{out} is there: choose another name.")
 

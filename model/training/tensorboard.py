@@ -24,22 +24,21 @@ class Events:
         self._folder = run / EVENTS
         self._folder.mkdir(exist_ok=True)
         self._writer = EventsWriter(str(self._folder / "events"), f".{step}.{time.time_ns()}")
-        if step:
-            self._write(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
+        self._add(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))  # on disk with the first row
 
     def write(self, row: dict[str, float]) -> None:
         """Each number of a row of metrics, at its step. An `OSError` names the folder."""
         values = [Summary.Value(tag=_tag(name), simple_value=value) for name, value in row.items() if name != "step"]
-        self._write(Event(step=int(row["step"]), summary=Summary(value=values)))
+        self._add(Event(step=int(row["step"]), summary=Summary(value=values)))
+        self._now(self._writer.flush)
 
     def close(self) -> None:
         """An `OSError` names the folder."""
         self._now(self._writer.close)
 
-    def _write(self, event: Event) -> None:
+    def _add(self, event: Event) -> None:
         event.wall_time = time.time()
         self._writer.write_event(event)
-        self._now(self._writer.flush)
 
     def _now(self, act: Callable[[], object]) -> None:
         try:

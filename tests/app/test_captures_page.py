@@ -4,10 +4,14 @@ import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from cache import background, keeping
+from cache.record import DEFAULT_SITES
+from smelt_interp.terminal.tables import compact
 from tests.app.test_folder import tables
 from tests.support.app_pages import main_page
 from tests.support.planted import LOOPED
@@ -63,16 +67,23 @@ def test_recording_says_its_size_and_command_first_and_starts_that_command(
     (tmp_path / "checkpoints" / "tiny" / "config.json").write_text(json.dumps(asdict(LOOPED)))
     monkeypatch.chdir(tmp_path)
     started: list[tuple[Path, list[str]]] = []
-    monkeypatch.setattr(background, "start", lambda out, words: started.append((out, words)))
+    running = cast(background.Background, SimpleNamespace(code=None, last_line=lambda: "recorded 8 of 64"))
+    monkeypatch.setattr(background, "RUNNING", {})
+
+    def start(out: Path, words: list[str]) -> None:
+        started.append((out, words))
+        background.RUNNING[out] = running
+
+    monkeypatch.setattr(background, "start", start)
     test = main_page(two, monkeypatch, capture="looped")
-    size = f"{keeping.recorded_bytes(LOOPED.architecture(), LOOPED.architecture().sites[:0], 64, 64) / 1e6:.3g}"
-    assert float(size) > 0
-    assert any("At most 64 × 64 tokens, about **" in each.value for each in test.markdown)
+    size = compact(keeping.recorded_bytes(LOOPED.architecture(), DEFAULT_SITES, 64, 64), digits=3)
+    assert any(f"At most 64 × 64 tokens, about **{size}B**" in each.value for each in test.markdown)
     line = f"python -m cache.record --ckpt checkpoints/tiny --data dyck --samples 64 --out {two / 'tiny-dyck-64'}"
     assert line in [each.value for each in test.code]
     (button,) = [each for each in test.button if each.label == "Record"]
     button.click().run()
     assert started == [(two / "tiny-dyck-64", line.split()[3:-2])]
+    assert [each.value for each in test.info] == ["tiny-dyck-64: recorded 8 of 64"]
     test.text_input(key="record name").set_value("../x").run()
     assert [each.value for each in test.error] == [f"a name of a capture must be that of a folder in {two}; got '../x'"]
     test.text_input(key="record name").set_value("looped").run()

@@ -7,6 +7,7 @@ import resource
 import signal
 import struct
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from model.training.options import TrainOptions
 from model.training.run_folder import locked
 from model.training.schedule import decay_start, rate
 from model.training.state import load_state, states
+from model.training.tensorboard import Events
 from model.training.train import Training, train
 from smelt_interp.data.mixture import MixtureOptions, TrainingMixture
 from smelt_interp.errors import UserError, run_command
@@ -66,17 +68,18 @@ def metrics(run: Path) -> list[dict[str, str]]:
 
 def drawn(run: Path) -> list[dict[str, float]]:
     """The rows that TensorBoard shows: of its files in turn, each dropping what it writes anew."""
-    rows: dict[int, dict[str, float]] = {}
+    rows: list[dict[str, float]] = []
     for path in sorted((run / "tensorboard").iterdir(), key=lambda path: path.name.rsplit(".", 1)[-1]):
         records = path.read_bytes()
         while len(records) > 16:
             (size,) = struct.unpack_from("<Q", records)
             event, records = Event.FromString(records[12 : 12 + size]), records[16 + size :]
             if event.HasField("session_log"):
-                rows = {step: row for step, row in rows.items() if step < event.step}
+                rows = [row for row in rows if row["step"] < event.step]
             if event.HasField("summary"):
-                rows[event.step] = {value.tag.replace("/", "_"): value.simple_value for value in event.summary.value}
-    return [{"step": step} | row for step, row in rows.items()]
+                values = {value.tag.replace("/", "_"): value.simple_value for value in event.summary.value}
+                rows.append({"step": event.step} | values)
+    return rows
 
 
 def remembered(run: Path, step: int, options: TrainOptions = OPTIONS) -> dict[str, torch.Tensor]:
@@ -127,6 +130,15 @@ def test_a_run_that_was_killed_at_any_call_goes_on_to_the_same_bits(whole):
     for shown, row in zip(drawn(Path("run")), metrics(whole), strict=True):
         del shown["seconds"]
         assert shown == pytest.approx({name: float(value) for name, value in row.items()}, rel=1e-6, nan_ok=True)
+
+
+def test_what_was_drawn_before_the_first_state_is_drawn_once():
+    Path("run").mkdir()
+    for _ in range(2):
+        with closing(Events(Path("run"), 0)) as events:
+            for step in (1, 2):
+                events.write({"step": step, "loss": 0.5})
+    assert drawn(Path("run")) == [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.5}]
 
 
 def test_ctrl_c_while_a_state_is_written_is_ctrl_c_and_the_run_goes_on(whole):
