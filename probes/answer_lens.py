@@ -41,7 +41,6 @@ from probes.statistics.grid import STEPS, Where, headline_loops
 from probes.statistics.quantities import Quantity, Record
 from smelt_interp.data.dyck_scores import teacher_forced
 from smelt_interp.data.samples import Role, Samples
-from smelt_interp.data.token_text import label
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.input_files import read_input
 from smelt_interp.looped_span import OpeningOptions, Visits
@@ -60,7 +59,7 @@ SCHEMA = "smelt.answer_lens"
 FILE = "answer_lens.json"
 """In the folder `results` of a capture."""
 MOST_BYTES = 256 * 2**20
-MEASURES = RANK, PROBABILITY, FLIPS = ("answer rank", "probability", "flips")
+MEASURES = ("answer rank", "probability", "flips")
 RIGHT, WRONG = "right", "wrong"
 NEVER = "never"
 Floats = NDArray[np.float64]
@@ -255,12 +254,9 @@ def _episode(
     samples: Samples, row: int, sample: int, right: bool, own: dict[str, Reading], subject: Subject
 ) -> Episode:
     """A row of a batch with what the lenses read of it."""
-    text = subject.tokenizer.token_text
+    called = subject.tokenizer.token_text.label
     labels = samples.labels(row)
     asked = samples.episode_N[row]
-
-    def called(token: int) -> str:
-        return label(text[token]) if token < len(text) and text[token] else "<special>"
 
     return Episode(
         sample=sample, right=right, shots=int(asked["shots"]), depth=int(asked["depth"]),

@@ -140,12 +140,17 @@ def comparison_figure(rows: Sequence[Record], name: str, others: Mapping[str, st
 
 def _shades(panel: Panel, number: str) -> Iterator[tuple[Drawn, Drawn]]:
     """Behind each visit's rows a rectangle as high as the panel, and its name. number: as plotly writes an axis's."""
-    axes = {"xref": f"x{number}", "yref": f"y{number} domain"}
     for first, last, visit in panel.shades:
-        left, colour = first - 0.5, VISIT_SHADES[(visit - 1) % len(VISIT_SHADES)]
-        shade = {"type": "rect", "x0": left, "x1": last + 0.5, "y0": 0, "y1": 1, "fillcolor": colour, "line_width": 0}
-        mark = {"text": f"visit {visit}", "x": left, "y": 1, "xanchor": "left", "yanchor": "top", "opacity": 0.8}
-        yield shade | axes | {"layer": "below"}, mark | axes | {"showarrow": False}
+        yield visit_shade(first, last, visit, number)
+
+
+def visit_shade(first: int, last: int, visit: int, number: str) -> tuple[Drawn, Drawn]:
+    """The same of one visit, which counts from 1, from its first to its last row."""
+    axes = {"xref": f"x{number}", "yref": f"y{number} domain"}
+    left, colour = first - 0.5, VISIT_SHADES[(visit - 1) % len(VISIT_SHADES)]
+    shade = {"type": "rect", "x0": left, "x1": last + 0.5, "y0": 0, "y1": 1, "fillcolor": colour, "line_width": 0}
+    mark = {"text": f"visit {visit}", "x": left, "y": 1, "xanchor": "left", "yanchor": "top", "opacity": 0.8}
+    return shade | axes | {"layer": "below"}, mark | axes | {"showarrow": False}
 
 
 def _add_nulls(figure: "Figure", panel: Panel, place: Mapping[str, int], named: set[str]) -> None:

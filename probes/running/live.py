@@ -32,7 +32,6 @@ from probes.statistics.quantities import NULL_PREFIX, OTHER_PREFIX, Record
 from smelt_interp.architecture import Architecture
 from smelt_interp.data.marked_text import MarkedText, Row, padded, tokens_of, with_bos
 from smelt_interp.data.samples import Samples
-from smelt_interp.data.token_text import label
 from smelt_interp.errors import UserError, shown
 from smelt_interp.looped_span import LoopedSpan
 from smelt_interp.sites import SITES, hook_name
@@ -359,9 +358,8 @@ def _run(network: LoopedModel, samples: Samples, hooks: Iterable[Hook], names: I
 
 
 def _next_tokens(network: LoopedModel, last: dict[str, NDArray[np.float64]]) -> DataFrame:
-    texts = network.tokenizer.token_text
     ids = np.argsort(-np.maximum(last["before"], last[EDITED]), kind="stable")[:TOP]
-    names = [label(texts[each]) if each < len(texts) and texts[each] else "<special>" for each in ids.tolist()]
+    names = [network.tokenizer.token_text.label(each) for each in ids.tolist()]
     return DataFrame({"token": names, "id": ids} | {name: chance_W[ids] for name, chance_W in last.items()})
 
 

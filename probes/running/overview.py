@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from cache.store import Capture
 from probes.running import catalog
-from probes.running.comparison import NETWORK_COLOURS, NULL_COLOUR, VISIT_SHADES, Drawn
+from probes.running.comparison import NETWORK_COLOURS, NULL_COLOUR, Drawn, visit_shade
 from probes.running.depth import AT_DEPTH
 from probes.running.probe import refusal
 from probes.running.report import nulls_of
@@ -166,12 +166,7 @@ def _shades(architecture: Architecture, rows: int) -> tuple[list[Drawn], list[Dr
     for loop in architecture.loops:
         for visit in range(loop.num_visits):
             inside = loop.steps(architecture.steps, visit)
-            left, colour = inside[0] - 0.5, VISIT_SHADES[visit % len(VISIT_SHADES)]
-            for at in range(rows):
-                number = str(at + 1) if at else ""
-                shades.append({"type": "rect", "x0": left, "x1": inside[-1] + 0.5, "y0": 0, "y1": 1, "line_width": 0,
-                               "fillcolor": colour, "layer": "below", "xref": f"x{number}",
-                               "yref": f"y{number} domain"})  # fmt: skip
-            marks.append({"text": f"visit {visit + 1}", "x": left, "y": 1, "xref": "x", "yref": "y domain",
-                          "xanchor": "left", "yanchor": "top", "showarrow": False, "opacity": 0.8})  # fmt: skip
+            drawn = [visit_shade(inside[0], inside[-1], visit + 1, str(at + 1) if at else "") for at in range(rows)]
+            shades += [shade for shade, _ in drawn]
+            marks.append(drawn[0][1])
     return shades, marks

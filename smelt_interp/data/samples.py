@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from smelt_interp.data.token_text import TokenClass, TokenText, label
+from smelt_interp.data.token_text import SPECIAL, TokenClass, TokenText, label
 from smelt_interp.errors import UserError
 
 
@@ -134,7 +134,7 @@ class Samples:
         roles = self.role_NT[row].tolist()
         names = {Role.BOS: "<bos>", Role.PAD: "<pad>"}
         texts = zip(self.row_text(row), roles, strict=True)
-        return tuple(label(text) if text else names.get(Role(role), "<special>") for text, role in texts)
+        return tuple(label(text) if text else names.get(Role(role), SPECIAL) for text, role in texts)
 
 
 def token_class(samples: Samples, name: TokenClass) -> NDArray[np.bool_]:

@@ -21,6 +21,9 @@ _MEMBERS: dict[TokenClass, bytes] = {
     "newline": b"\n\r",
 }
 
+SPECIAL = "<special>"
+"""The label of a token without text."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenText:
@@ -57,6 +60,11 @@ class TokenText:
         offsets = np.concatenate(([0], np.cumsum(lengths_N)))
         source = np.repeat(self.offsets[index_N] - offsets[:-1], lengths_N) + np.arange(offsets[-1])
         return type(self)(self.data[source], offsets)
+
+    def label(self, index: int) -> str:
+        """A visible label of one token; a special one has no text, nor has an id behind the last."""
+        text = self[index] if index < len(self) else b""
+        return label(text) if text else SPECIAL
 
     def is_class(self, name: TokenClass) -> NDArray[np.bool_]:
         """Which tokens are of a class: some of its characters, and beside them nothing but white space. -> (N,)

@@ -82,3 +82,8 @@ def test_labels_are_visible_and_those_of_single_bytes_distinct():
 def test_labels_of_a_row_name_what_has_no_text():
     labels = text_samples(2, 5, padding=1).labels(1)
     assert (labels[0], labels[-1]) == ("<bos>", "<pad>")
+
+
+def test_a_token_without_text_is_special_and_so_is_an_id_that_has_none():
+    text = TokenText.of([b"a b", b""])
+    assert [text.label(token) for token in range(3)] == ["a␣b", "<special>", "<special>"]
