@@ -69,7 +69,7 @@ def _opened(folder: Path) -> tuple[list[Capture], list[str], list[str]]:
 
 def _summary(capture: Capture) -> dict[str, str | int]:
     return {
-        "capture": capture.path.name + (" (pinned)" if is_pinned(capture.path) else ""),
+        "capture": f"{capture.path.name}{' (pinned)' if is_pinned(capture.path) else ''}",
         "checkpoint": _checkpoint(capture),
         "network": _network(capture),
         "samples": len(capture),

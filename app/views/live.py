@@ -187,7 +187,7 @@ def _choose_edit(architecture: Architecture) -> Change:
     least = 2 if kind in live.FROM_FIRST else 1
     most = max((loop.num_visits for loop in architecture.loops), default=1)
     visits = [*map(str, range(least, most + 1)), *([EVERY] if most > least and kind != "swap" else [])]
-    start = min(most, 2) - least
+    start = visits.index("2") if "2" in visits else 0
     check_one_of("visit", visits, visits[start])
     visit = st.selectbox("Visit", visits, start, key="visit", bind="query-params")
     heads: list[str] = []
@@ -204,12 +204,13 @@ def _choose_edit(architecture: Architecture) -> Change:
 
 def _next_token(look: Look) -> None:
     """What comes next, before and after, and the loss of the prompt."""
-    loss = look.mean_loss()
+    loss, change = look.mean_loss(), look.loss_change()
     row = st.container(horizontal=True)
     row.metric("Loss (nats a token)", f"{loss['before']:.3f}", border=True, height="stretch")
     for called, name in (("Edited", EDITED), ("Random change as large", RANDOM)):
-        change = f"{loss[name] - loss['before']:+.3f}"
-        row.metric(called, f"{loss[name]:.3f}", change, delta_color="inverse", border=True, height="stretch")
+        row.metric(
+            called, f"{loss[name]:.3f}", f"{change[name]:+.3f}", delta_color="inverse", border=True, height="stretch"
+        )
     row.metric(
         "KL of the next token (nats)", f"{look.kl_nats[EDITED]:.3g}", f"random {look.kl_nats[RANDOM]:.3g}",
         delta_arrow="off", delta_color="off", border=True, height="stretch",

@@ -97,4 +97,4 @@ def _compared(capture: Capture, path: Path) -> list[dict[str, str]]:
 
 def _cut(text: str) -> str:
     """As much as a column has room for."""
-    return text if len(text) <= WIDEST else f"{text[: WIDEST - 2]} …"
+    return text if len(text) <= WIDEST else f"{text[:WIDEST]} …"

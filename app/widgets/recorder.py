@@ -33,7 +33,7 @@ def show_recorder(folder: Path) -> None:
     row = st.columns([2, 1, 1, 2])
     ckpt = row[0].selectbox("Checkpoint", found, key="record ckpt")
     data = row[1].selectbox("Data", get_args(DataName), key="record data")
-    samples = row[2].number_input("Samples", 1, 10**6, 64, key="record samples")
+    samples = row[2].number_input("Samples", 1, 1_000_000, 64, key="record samples")
     name = row[3].text_input("Name", f"{Path(ckpt).name}-{data}-{samples}", key="record name")
     words = ["--ckpt", ckpt, "--data", data, "--samples", str(samples)]
     out = folder / name

@@ -238,6 +238,11 @@ class Look:
         """Nats a token."""
         return {name: float(self.tokens[name].mean()) for name in ("before", EDITED, RANDOM)}
 
+    def loss_change(self) -> dict[str, float]:
+        """What each edit adds to the mean loss, in nats a token."""
+        loss = self.mean_loss()
+        return {name: loss[name] - loss["before"] for name in (EDITED, RANDOM)}
+
     def coloured(self) -> Coloured:
         """The text by what the edit changes in each token's loss."""
         change_T = self.tokens["change"].to_numpy(np.float64)
