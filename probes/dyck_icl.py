@@ -145,6 +145,7 @@ def reduce(batch: Batch, layout: int, options: Options) -> Reduced:
     asks_B = asking(batch.samples)
     if not asks_B.any():
         return Reduced()
+    # Each episode's scores and floors.
     which = np.flatnonzero(asks_B)
     samples = batch.samples.rows(which)
     logprob_BT, argmax_BT = to_numpy(batch.logprob_BT)[which], to_numpy(batch.argmax_BT)[which].astype(np.int64)
@@ -160,6 +161,7 @@ def reduce(batch: Batch, layout: int, options: Options) -> Reduced:
             f"unembedding, in samples {batch.sample_ids[0]} to {batch.sample_ids[-1]}: mend the network"
         )
     floor_BK = np.stack([*floors(samples).values(), *first_closer_floors(samples).values()], -1)
+    # The same under the name of every group that an episode is in.
     sums: dict[str, Array] = {}
     whole: dict[str, Array] = {}
     defined: dict[str, Mask] = {}

@@ -129,6 +129,7 @@ def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> Layout:
 
 def reduce(batch: Batch, layout: Layout, options: Options) -> Reduced:
     """Tokens by expert and by id, role, group and expert of the other visit, and the contexts of each step."""
+    # Which tokens each expert has at each step, and what those would be if they were dealt out at random.
     samples, architecture = batch.samples, batch.architecture
     token_BT = is_token(samples)
     tokens_B = token_BT.sum(1).astype(np.float64)
@@ -139,6 +140,7 @@ def reduce(batch: Batch, layout: Layout, options: Options) -> Reduced:
     role_BTZ = (samples.role_NT[..., None] == np.array(ROLES)) & token_BT[..., None]
     histogram_BV = _histogram(samples, token_BT, architecture.vocab_size)
     group_B = samples.document_N % layout.groups
+    # By role a sample, by token and by pairs of visits in all.
     counts = {
         "load": load_BLE,
         "roles": np.stack([np.einsum("bte,btz->bez", x, role_BTZ) for x in held.values()], 1),

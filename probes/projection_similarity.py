@@ -201,6 +201,7 @@ def figures(totals: Totals[Grids, Options]) -> "dict[str, Figure]":
         grid, colour = totals.layout[subject], colours[subject]
         panel = next(index for index, title in enumerate(panels) if quantity.name.endswith(title))
         place = {"row": panel // 2 + 1, "col": panel % 2 + 1}
+        # A line through the means of each pair of visits, its null, and the heads.
         value_LH, null_LH = quantity.value_RLH[0], np.asarray(quantity.nulls["shuffled"])
         for symbol, visits in enumerate(dict.fromkeys(grid.visits(p) for p in range(len(grid.steps)))):
             which = [p for p in range(len(grid.steps)) if grid.visits(p) == visits]

@@ -37,6 +37,7 @@ def _show(capture: Capture) -> None:
     found = answer_of(NAME, [capture], expert_tokens.Options())
     (result,) = cast("list[Document]", found.document["results"])
     rows = [row for row in cast("list[Record]", result["rows"]) if row["level"] == "head"]
+    # Which layer and expert.
     layers = [str(layer + 1) for layer in sorted({step.layer for step in capture.architecture.steps})]
     first = str(rows[0]["layers"]) if rows else layers[0]
     with st.sidebar:
@@ -50,6 +51,7 @@ def _show(capture: Capture) -> None:
         st.info(f"The table is of looped layers; this measures layer {layer}:")
         st.code(f"{found.line} --layers {layer} --level head", language=None, wrap_lines=True)
         return
+    # All experts of the layer, then the one.
     _every_expert([row for row in of_layer if row["quantity"] == STAYS])
     one = [row for row in of_layer if str(row["expert"]) == expert]
     st.subheader(f"Layer {layer}, expert {expert}")
@@ -63,6 +65,7 @@ def _show(capture: Capture) -> None:
     if went:
         st.markdown("**Where its tokens went on the other visit**")
         _table(went, "went", ("quantity", "visit", "to"))
+    # The way on: the probe, the command, a file.
     st.caption(f"Every number: [{TITLE}](/{NAME}?capture={capture.path.name})")
     st.subheader("The same on the command line")
     st.code(found.line, language=None, wrap_lines=True)

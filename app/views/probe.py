@@ -93,6 +93,7 @@ def _show_result(document: Document, result: Document, own: Figures, line: str, 
     table = report.readable(rows, "", called, "headline", cast("list[str]", result["notes"]))
     facts = exports.result_facts(document | {"command": line}) | {"data": data}
     stem = (name, networks[0], data)
+    # Along the steps, then the headline.
     st.subheader(f"{networks[0]} on {data} ({counted})")
     figures: list[Figure] = []
     compared = comparison_figure(rows, networks[0], called)
@@ -107,6 +108,7 @@ def _show_result(document: Document, result: Document, own: Figures, line: str, 
     )  # fmt: skip
     if table.notes:
         st.caption("  \n".join(table.notes))
+    # Every other row, or those of one layer.
     frame = as_table(rows)
     details = frame[frame["level"] != "headline"]
     of_layer = layer != ALL and "layers" in details
@@ -115,6 +117,7 @@ def _show_result(document: Document, result: Document, own: Figures, line: str, 
         named = f"Rows of layer {layer}" if of_layer else "Every other row"
         with st.expander(f"{named}: {len(details)}", expanded=of_layer):
             st.dataframe(details.apply(_texts), hide_index=True, height=420, key=f"details {data}")
+    # The probe's own figures, and everything as files.
     figures += _own_figures(own, data, stem)
     left, right, _ = st.columns([1, 1, 3])
     left.download_button(

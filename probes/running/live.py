@@ -145,6 +145,7 @@ def has_heads(site: str) -> bool:
 def made(network: LoopedModel, change: Change) -> Made:
     """The edit that was chosen. Raises `UserError` where no layer has the visits, and as the edits do."""
     plan, site, heads = network.plan, change.site, change.heads
+    # The steps that the layers and visits come to.
     steps = [
         index
         for index, step in enumerate(plan)
@@ -153,6 +154,7 @@ def made(network: LoopedModel, change: Change) -> Made:
     if not steps:
         raise UserError("an edit must have at least one layer that runs on the chosen visit; got none: choose another")
     of_heads = f", heads={heads}" if heads else ""
+    # Edits of whole visits, and those that copy another one.
     match change.kind:
         case "skip":
             return Made(interventions.skip(steps), f"skip({steps})")
@@ -173,6 +175,7 @@ def made(network: LoopedModel, change: Change) -> Made:
                 )
                 for layer, visits in pairs
             ])  # fmt: skip
+    # What is put in place of a site's values, or of both of a layer's.
     word, make = {
         "patch": ("resample", interventions.resample),
         "zero": ("zero", interventions.zero),
@@ -296,6 +299,7 @@ def look(network: LoopedModel, prompt: str, edit: Edit, other: str = "") -> Look
 
     Raises `UserError` for prompts that do not fit, and for numbers that are not finite.
     """
+    # The untouched pass, whose values the edit is made of, then the edited and the random one.
     samples = prompt_samples(network, prompt)
     others = _others(network, samples, other) if edit.other else None
     with network.lock, torch.no_grad():
@@ -314,6 +318,7 @@ def look(network: LoopedModel, prompt: str, edit: Edit, other: str = "") -> Look
     for name, found in passes.items():
         if not (np.isfinite(found.loss_T).all() and np.isfinite(found.logprob_W).all()):
             raise UserError(f"log-probabilities must be finite; got others in the pass {name!r}: choose another edit")
+    # What they show.
     last = {name: np.exp(found.logprob_W) for name, found in passes.items()}
     return Look(
         samples=samples,

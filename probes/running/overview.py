@@ -111,6 +111,7 @@ def figure(shown: Sequence[Measure], architecture: Architecture) -> "Figure":
     from plotly.graph_objects import Scatter
     from plotly.subplots import make_subplots
 
+    # A panel a measure, whose names stand once in the legend: its null, then each network.
     height = ROW_HEIGHT * len(shown)
     drawn: Figure = make_subplots(len(shown), 1, shared_xaxes=True, subplot_titles=[each.title for each in shown],
                                   vertical_spacing=min(26 / height, 1 / max(len(shown) - 1, 1)))  # fmt: skip
@@ -140,6 +141,7 @@ def figure(shown: Sequence[Measure], architecture: Architecture) -> "Figure":
                 row=at, col=1,
             )  # fmt: skip
             seen.add(line.network)
+    # One axis of steps below all, and the visits behind them.
     ticks = list(range(len(architecture.steps)))
     drawn.update_xaxes(tickvals=ticks, ticktext=[str(step.layer + 1) for step in architecture.steps], showgrid=False,
                        range=[-0.5, len(ticks) - 0.5])  # fmt: skip
