@@ -27,6 +27,11 @@ class Verified(NamedTuple):
     chunks: int
     """Stored blocks whose checksums were compared."""
 
+    def said(self) -> str:
+        """For the one who asked."""
+        shards = "1 shard" if self.shards == 1 else f"{self.shards} shards"
+        return f"is whole: {self.samples} samples in {shards}, {self.sites} sites, {self.chunks} blocks as written"
+
 
 def verify(folder: Path) -> Verified:
     """Check a finished capture. Raises UserError for the first thing that is not as it was written."""
@@ -87,11 +92,7 @@ class VerifyOptions:
 
 def command(folder: Path) -> None:
     """Check every byte of a capture."""
-    found = verify(folder)
-    print(
-        f"{folder} is whole: {found.samples} samples in {found.shards} shards, {found.sites} sites, "
-        f"{found.chunks} blocks as written"
-    )
+    print(f"{folder} {verify(folder).said()}")
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from app.widgets.capture_folder import show_capture
 from cache.store import Capture
 from probes import answer_lens
 from probes.answer_lens import RIGHT, TITLE, WRONG, Answers
+from probes.dyck_icl import asking
 from probes.running.comparison import comparison_figure
 from probes.running.exports import csv_text, file_name
 from probes.statistics.quantities import as_table
@@ -31,6 +32,10 @@ def answers_page(folder: Path) -> None:
 def _show(capture: Capture) -> None:
     """Raises UserError for a result that is damaged or of another capture."""
     answers = answer_lens.read_answers(capture)
+    if answers is None and not asking(capture.samples).any():
+        st.info(f"{capture.path.name} holds no Dyck episodes; choose a capture that does, recorded with `--data dyck`.",
+                icon=":material/inbox:")  # fmt: skip
+        return
     if answers is None:
         st.info("The network must read these answers again; this writes them beside the capture, then reload the page:",
                 icon=":material/inbox:")  # fmt: skip

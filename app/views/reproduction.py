@@ -22,7 +22,9 @@ def reproduction_page(folder: Path) -> None:
     try:
         card = reproduction.read_card(folder)
     except UserError as error:
-        st.info(f"{error}:", icon=":material/inbox:")
+        there = (folder / reproduction.CARD).exists()
+        said = f"{error}:" if there else f"There is no card in `{folder}` yet. This writes one; then reload this page:"
+        st.info(said, icon=":material/inbox:")
         st.code(COMMAND.format(folder=folder), language=None, wrap_lines=True)
         return
     table = reproduction.table(card.rows, card.name, reproduction.BESIDE)

@@ -45,8 +45,7 @@ def _verify(path: Path) -> None:
     except UserError as error:
         st.error(str(error))
         return
-    st.success(f"{path.name} is whole: {found.samples} samples in {found.shards} shards, {found.sites} sites, "
-               f"{found.chunks} blocks as written")  # fmt: skip
+    st.success(f"{path.name} {found.said()}")
 
 
 def _pin(path: Path, pinned: bool) -> None:

@@ -15,13 +15,20 @@ from smelt_interp.errors import UserError
 from smelt_interp.sites import SITES
 from smelt_interp.terminal.tables import compact
 
+CHECKPOINT = "checkpoint"
+"""Of a run, where its network lies."""
 FOLDERS = ("checkpoints", "pretrained", "runs")
 """Below the folder that the dashboard was started in, where networks are looked for."""
+PLACES = ("*", f"*/{CHECKPOINT}", f"*/*/{CHECKPOINT}")
+"""Where in them: a checkpoint itself, that of a run, and those of a pair's or sweep's runs."""
 
 
 def networks() -> list[str]:
     """Folders of checkpoints, as the command takes them."""
-    return [str(path.parent) for folder in FOLDERS for path in sorted(Path(folder).glob("*/config.json"))]
+    found = [
+        path for folder in FOLDERS for place in PLACES for path in sorted(Path(folder).glob(f"{place}/config.json"))
+    ]
+    return [str(path.parent) for path in found]
 
 
 def show_recorder(folder: Path) -> None:
@@ -34,10 +41,12 @@ def show_recorder(folder: Path) -> None:
     ckpt = row[0].selectbox("Checkpoint", found, key="record ckpt")
     data = row[1].selectbox("Data", get_args(DataName), key="record data")
     samples = row[2].number_input("Samples", 1, 1_000_000, 64, key="record samples")
-    name = row[3].text_input("Name", f"{Path(ckpt).name}-{data}-{samples}", key="record name")
+    called = Path(ckpt).parent.name if Path(ckpt).name == CHECKPOINT else Path(ckpt).name
+    offered = f"{called}-{data}-{samples}"  # until another is typed; a default would stay when the checkpoint changes
+    name = row[3].text_input("Name", placeholder=offered, key="record name") or offered
     words = ["--ckpt", ckpt, "--data", data, "--samples", str(samples)]
     out = folder / name
-    if not name or Path(name).name != name or name.startswith("."):
+    if Path(name).name != name or name.startswith("."):
         st.error(f"a name of a capture must be that of a folder in {folder}; got {name!r:.60}")
         return
     st.markdown(_size(Path(ckpt), DataOptions(data=(data,), samples=samples)))

@@ -46,13 +46,17 @@ class Panel(NamedTuple):
 
 
 def panels(rows: Sequence[Record]) -> list[Panel]:
-    """The rows along the steps, or where there are none the headline, a panel for each quantity and kind."""
+    """The rows along the steps, or where there are none the headline, a panel for each quantity and kind.
+
+    A line joins what follows on an axis: where a kind is a number, as shots are, it is the axis, and the others part.
+    """
     level = "layer" if any(row["level"] == "layer" for row in rows) else "headline"
     shown = [row for row in rows if row["level"] == level and _numbers(row)]
     kinds = [name for name in keys_of(shown) if name not in ("quantity", "layers", "visit")]
     # What is the same in every row says nothing; without steps the kinds are the places of the axis.
     kinds = [name for name in kinds if len({row.get(name) for row in shown}) > 1]
-    by = kinds if level == "layer" else []
+    counted = [name for name in kinds if all(isinstance(row.get(name), int | float) for row in shown)][:1]
+    by = kinds if level == "layer" else [name for name in kinds if counted and name not in counted]
     found: dict[tuple[str, ...], list[Record]] = {}
     for row in shown:
         title = (str(row["quantity"]), *(str(row[name]) for name in by if row.get(name) is not None))

@@ -145,7 +145,8 @@ def figure(shown: Sequence[Measure], architecture: Architecture) -> "Figure":
     ticks = list(range(len(architecture.steps)))
     drawn.update_xaxes(tickvals=ticks, ticktext=[str(step.layer + 1) for step in architecture.steps], showgrid=False,
                        range=[-0.5, len(ticks) - 0.5])  # fmt: skip
-    drawn.update_xaxes(title_text="layer, in the order of execution", row=len(shown), col=1)
+    named = f"layer of {names[0]}, in the order of execution"  # the others stand at its ticks by number of step
+    drawn.update_xaxes(title_text=named, row=len(shown), col=1)
     shades, marks = _shades(architecture, len(shown))
     drawn.update_layout(
         shapes=shades, annotations=[*drawn.layout.annotations, *marks], height=height + AROUND, hovermode="closest",

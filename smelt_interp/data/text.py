@@ -136,7 +136,7 @@ def corpus(domain: Domain, split: Split, source: Source = "excerpts") -> Corpus:
     else:
         raise UserError(
             f"fetched texts must be in {fetched_folder()}; got no such folder: "
-            "run `python -m smelt_interp.data.fetch_texts`, or choose the excerpts"
+            "run `python -m smelt_interp.data.fetch_texts`, or say `--mixture.source excerpts`"
         )
     chosen = sorted((d for d in documents if split_of(domain, d.name) == split), key=lambda document: document.name)
     return Corpus(domain=domain, documents=tuple(chosen))
@@ -220,7 +220,7 @@ def _long_enough(texts: Corpus, length: int, tokenizer: Tokenizer) -> list[tuple
     if not texts.documents:
         raise UserError(
             f"texts of {texts.domain} must hold a document; got none, so those in {fetched_folder()} are "
-            "not whole: run `python -m smelt_interp.data.fetch_texts`, or choose the excerpts"
+            "not whole: run `python -m smelt_interp.data.fetch_texts`, or say `--mixture.source excerpts`"
         )
     room = length - (tokenizer.bos_id is not None)
     found = [(source, tokens_of(source, tokenizer)) for source in (d.marked(texts.domain) for d in texts.documents)]

@@ -9,6 +9,7 @@ from cache.store import Capture
 from probes.answer_lens import FILE
 from tests.support.app_captures import plant_answers
 from tests.support.app_pages import page
+from tests.support.planted_captures import planted_capture, random_batch
 
 
 @pytest.fixture
@@ -40,6 +41,14 @@ def test_without_answers_the_page_says_what_to_type(folder: Path, tmp_path: Path
     assert not page("answers", tmp_path).error
     (error,) = page("answers", folder, capture="cut").error
     assert "cut" in error.value
+
+
+def test_samples_that_ask_nothing_are_told_without_a_command_that_would_refuse_them(tmp_path: Path) -> None:
+    planted_capture(tmp_path / "text", random_batch(2))
+    test = page("answers", tmp_path, capture="text")
+    (info,) = test.info
+    assert info.value.startswith("text holds no Dyck episodes; choose a capture that does")
+    assert len(test.code) == 1  # the definition
 
 
 def test_damaged_answers_are_one_line(answered: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_capture_is_verified_compared_pinned_and_deleted(two: Path, monkeypatc
         assert not test.exception
 
     press("Verify")
-    assert test.success[0].value.startswith("looped is whole: 3 samples in 1 shards")
+    assert test.success[0].value.startswith("looped is whole: 3 samples in 1 shard,")
     press("Pin")
     assert tables(test)[0]["capture"] == ["looped (pinned)", "baseline"]
     assert [each.disabled for each in test.button if each.label == "Delete …"] == [True]
@@ -65,6 +65,8 @@ def test_recording_says_its_size_and_command_first_and_starts_that_command(
 ) -> None:
     (tmp_path / "checkpoints" / "tiny").mkdir(parents=True)
     (tmp_path / "checkpoints" / "tiny" / "config.json").write_text(json.dumps(asdict(LOOPED)))
+    (tmp_path / "runs" / "pair" / "looped" / "checkpoint").mkdir(parents=True)
+    shutil.copy(tmp_path / "checkpoints" / "tiny" / "config.json", tmp_path / "runs" / "pair" / "looped" / "checkpoint")
     monkeypatch.chdir(tmp_path)
     started: list[tuple[Path, list[str]]] = []
     running = cast(background.Background, SimpleNamespace(code=None, last_line=lambda: "recorded 8 of 64"))
@@ -84,6 +86,8 @@ def test_recording_says_its_size_and_command_first_and_starts_that_command(
     button.click().run()
     assert started == [(two / "tiny-dyck-64", line.split()[3:-2])]
     assert [each.value for each in test.info] == ["tiny-dyck-64: recorded 8 of 64"]
+    test.selectbox(key="record ckpt").set_value("runs/pair/looped/checkpoint").run()  # a trained one, by its run's name
+    assert any(each.value.endswith("/looped-dyck-64") for each in test.code)
     test.text_input(key="record name").set_value("../x").run()
     assert [each.value for each in test.error] == [f"a name of a capture must be that of a folder in {two}; got '../x'"]
     test.text_input(key="record name").set_value("looped").run()

@@ -40,6 +40,8 @@ def test_the_page_shows_the_card_of_the_folder_and_its_command(tmp_path: Path) -
 def test_a_folder_without_a_card_says_what_to_type(tmp_path: Path) -> None:
     test = page("reproduction", tmp_path)
     assert not test.error
+    assert [each.value for each in test.info] == [f"There is no card in `{tmp_path}` yet. This writes one; then reload "
+                                                  "this page:"]  # fmt: skip
     assert f"--out {tmp_path}" in test.code[-1].value
 
 

@@ -202,6 +202,8 @@ def test_the_commands(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     done = run("cache.verify", path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{path} is whole: 4 samples in 2 shards, 4 sites, ")
+    verify_module.command(planted_capture(path.parent / "one", random_batch(2)).path)
+    assert "2 samples in 1 shard, " in capsys.readouterr().out
     info = run("cache.info", path)
     assert (info.returncode, info.stderr) == (0, "")
     for words in ("4 samples of 12 tokens (4 code)", "attn.hook_pattern", "4 x 12 x 12", Capture(path).digest):

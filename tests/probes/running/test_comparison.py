@@ -66,6 +66,11 @@ def test_a_quantity_without_steps_is_drawn_at_its_headline() -> None:
         ("null: constant", "lines+markers"),
         ("ours", "lines+markers"),
     ]
+    # With several shots these are the axis, and no line leads from some queries to others.
+    parted = panels([each | {"shots": shots} for shots in (0, 8) for each in rows])
+    assert [(panel.title, panel.marks) for panel in parted] == [
+        ("match, all", ["shots 0", "shots 8"]), ("match, hidden", ["shots 0", "shots 8"]),
+    ]  # fmt: skip
 
 
 def test_without_a_number_there_is_no_figure() -> None:

@@ -35,6 +35,7 @@ def test_each_network_stands_at_its_own_steps_and_comparisons_at_the_later_visit
     assert [trace.name for trace in drawn.data] == ["null", "looped", "once"] * 2
     assert [trace.showlegend for trace in drawn.data] == [True] * 3 + [False] * 3
     assert drawn.data[1].customdata[1] == ["expert_overlap", "2"]
+    assert drawn.layout.xaxis2.title.text == "layer of looped, in the order of execution"
     # Both visits behind both rows.
     assert [(shape.x0, shape.x1, shape.yref) for shape in drawn.layout.shapes] == [
         (0.5, 2.5, "y domain"), (0.5, 2.5, "y2 domain"), (2.5, 4.5, "y domain"), (2.5, 4.5, "y2 domain"),

@@ -259,7 +259,8 @@ def test_unknown_names_are_refused():
 
 def test_fetched_texts_are_asked_for_by_name_and_their_absence_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(UserError, match=f"must be in {tmp_path}.*: run `python -m smelt_interp.data.fetch_texts`"):
+    ways = "run `python -m smelt_interp.data.fetch_texts`, or say `--mixture.source excerpts`"
+    with pytest.raises(UserError, match=f"must be in {tmp_path}.*: {ways}"):
         corpus.__wrapped__("prose", "train", "fetched")
     folder = tmp_path / "smelt-interp" / "texts" / "prose"
     folder.mkdir(parents=True)
