@@ -33,7 +33,7 @@ from cache.batch import Batch
 from probes.running import command
 from probes.running.probe import Result, answer
 from probes.statistics.arrays import Floats, Mask, is_token, like, query_heads, ratio, recorded_steps, site
-from probes.statistics.attention import Keys, at_start, by_position, entropy, seen_keys, seen_total, share
+from probes.statistics.attention import Keys, at_start, by_position, entropy, key_masses, seen_keys, seen_total, share
 from probes.statistics.grid import HEADS, STEPS, At, Grid, Place
 from probes.statistics.quantities import Quantity, largest_heads, no_note
 from probes.statistics.sums import Reduced, Sums, Totals
@@ -171,8 +171,7 @@ def attention_step(pattern_BQTS: Floats, norm_BQS: Floats, found: Keys) -> StepM
     xp = array_namespace(pattern_BQTS)
     pattern_BQTS = pattern_BQTS * found.seen_BTS[:, None]
     row_BQT = xp.sum(pattern_BQTS, axis=-1)
-    averaged_BQ1T = xp.broadcast_to(found.averaged_BT[:, None, None], (*row_BQT.shape[:2], 1, row_BQT.shape[2]))
-    key_BQS = (averaged_BQ1T @ pattern_BQTS)[..., 0, :]
+    key_BQS = key_masses(pattern_BQTS, found.averaged_BT)
     start_BQT, self_BQT = at_start(pattern_BQTS, found), xp.linalg.diagonal(pattern_BQTS) * found.apart_BT[:, None]
 
     # What the keys of both parts take; what start and self took first is taken out, whichever part they belong to.

@@ -9,7 +9,7 @@ import streamlit as st
 from app.widgets.options import option_words
 from cache.store import Capture
 from probes.running import catalog, command
-from probes.running.probe import refusal
+from probes.running.probe import read_sites, refusal
 from probes.running.source import Source
 from probes.running.stored import stored_result
 
@@ -48,7 +48,7 @@ def kept_answer(name: str, captures: Sequence[Capture], options: object) -> Answ
     for each in captures:
         each.check_shards()  # a shard that was replaced has other numbers than those kept
     probe = catalog.load(name)
-    able = [each for each in captures if not refusal(probe.needs(each.architecture), each.architecture)]
+    able = [each for each in captures if not refusal(read_sites(probe, each.architecture, options), each.architecture)]
     stored = stored_result(captures[0].path, name, command.plain_options(options), [each.digest for each in able])
     return None if stored is None else Answer(stored, {}, command_of(name, captures, options))
 

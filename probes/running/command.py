@@ -30,11 +30,12 @@ from probes.running.probe import (
     is_reading,
     is_scoring,
     needed_sites,
+    read_sites,
     refusal,
 )
 from probes.running.source import FIRST_TOKEN, START, UNTRAINED, SampleSet, Source, Subject, open_subjects, sample_sets
 from probes.running.stored import keep_result
-from probes.statistics.grid import Cell, Level, headline_loops
+from probes.statistics.grid import RANK, Cell, Level, headline_loops
 from probes.statistics.quantities import Record, as_table
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.errors import UserError, run_command
@@ -117,9 +118,20 @@ class Measured:
         """The same as a pandas table."""
         return as_table(self.joined()[0])
 
+    def tables(self, level: Level) -> list[Table]:
+        """The rows up to a level as a person reads them: a table, or one a quantity where the probe says so."""
+        rows, notes = self.joined()
+        kinds = {row["quantity"]: None for row in rows if RANK[row["level"]] <= RANK[level]}  # type: ignore[index]
+        if len(kinds) < 2 or not getattr(self.probe, "TABLE_A_QUANTITY", False):
+            return [self._readable(rows, notes, level)]
+        found = [self._readable([row for row in rows if row["quantity"] == kind], [], level) for kind in kinds]
+        return [*found[:-1], found[-1]._replace(notes=[*found[-1].notes, *notes])]
+
     def readable(self, level: Level = "headline") -> Table:
         """The rows up to a level as a person reads them."""
-        rows, notes = self.joined()
+        return self._readable(*self.joined(), level)
+
+    def _readable(self, rows: list[Record], notes: list[str], level: Level) -> Table:
         first, result = self.subjects[0], self.results[0]
         counted = f"{result.documents} documents, {result.tokens} tokens"
         title = f"{self.probe.TITLE}: {first.name} on {self.data.name} ({counted})"
@@ -179,7 +191,8 @@ def _command(name: str, probe: Probe, argv: Sequence[str], measure: Measuring) -
         sys.stdout.write(text)
         return
     for each in measured:
-        print_table(each.readable(asked.output.level))
+        for table in each.tables(asked.output.level):
+            print_table(table)
     for line in said:
         print(line)
 
@@ -238,7 +251,8 @@ def measure_set(
             else:
                 able[name] = (probe, options)
         # One pass for all of them.
-        suffixes = tuple(dict.fromkeys(s for probe, _ in able.values() for s in probe.needs(subject.architecture)))
+        read = [read_sites(probe, subject.architecture, options) for probe, options in able.values()]
+        suffixes = tuple(dict.fromkeys(suffix for each in read for suffix in each))
         loops = headline_loops(subject.architecture, subjects[0].architecture)
         found = {}
         if able:

@@ -25,6 +25,9 @@ It gets the batches of that network, with the sites that it needs (maybe none), 
 and one that measures samples of its own making, such as pairs, also has `choose_samples(subject, data, options)`, which
 gives those sets for the data options.
 
+Options may have `reads`, the hook suffixes that they ask for in place of `needs`. A probe of many kinds of rows may say
+`TABLE_A_QUANTITY = True`: its command prints a table of each.
+
 Any probe may have `against(totals, others)`: the quantities in which this network exceeds another on the same samples.
 Both share their resamples of documents, so that a difference of their sums is paired by document. One with
 `scores(measured)` gives the rows of scores.csv, which `python -m smelt_interp.scaling.calibration fit` reads.
@@ -259,10 +262,23 @@ class NamesSites(Protocol):
     sites: tuple[str, ...]
 
 
+@runtime_checkable
+class NamesReads(Protocol):
+    """Options that say which sites are read."""
+
+    @property
+    def reads(self) -> tuple[str, ...]: ...
+
+
+def read_sites(probe: Probe, architecture: Architecture, options: object) -> tuple[str, ...]:
+    """The sites that a probe's batches must hold."""
+    return options.reads if isinstance(options, NamesReads) else probe.needs(architecture)
+
+
 def needed_sites(probe: Probe, architecture: Architecture, options: object) -> tuple[str, ...]:
     """What a network must compute to be measured: the sites that are read, and those that the options name."""
     named = options.sites if isinstance(options, NamesSites) else ()
-    return tuple(dict.fromkeys((*probe.needs(architecture), *named)))
+    return tuple(dict.fromkeys((*read_sites(probe, architecture, options), *named)))
 
 
 def no_sites(architecture: Architecture) -> tuple[str, ...]:

@@ -112,7 +112,8 @@ def readable(
         if len(values[name]) > 1 or (values[name] and name != "n" and any(row.get(name) is None for row in shown))
     ]
     facts = [f"{name} {cell_text(next(iter(values[name])))}" for name in places if values[name] and name not in varying]
-    nulls = {name: f"null: {name.removeprefix(NULL_PREFIX).replace('_', ' ')}" for name in nulls_of(shown)}
+    known = [name for name in nulls_of(shown) if any(row.get(name) is not None for row in shown)]
+    nulls = {name: f"null: {name.removeprefix(NULL_PREFIX).replace('_', ' ')}" for name in known}
     compared = {OTHER_PREFIX + name: header for name, header in others.items()}
     # A long note stands below the table under a number.
     long = [str(row["note"]) for row in shown if len(cell_text(row["note"])) > LONGEST_NOTE]

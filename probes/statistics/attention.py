@@ -64,6 +64,16 @@ def at_start(x_BQTS: Floats, found: Keys) -> Floats:
     return entries
 
 
+def key_masses(pattern_BQTS: Floats, averaged_BT: Floats) -> Floats:
+    """The mass that each key takes from the averaged queries together. -> (B, Q, S)"""
+    num_samples, num_heads, length = pattern_BQTS.shape[:3]
+    averaged_BQ1T = array_namespace(pattern_BQTS).broadcast_to(
+        averaged_BT[:, None, None], (num_samples, num_heads, 1, length)
+    )
+    masses_BQS: Floats = (averaged_BQ1T @ pattern_BQTS)[..., 0, :]
+    return masses_BQS
+
+
 def seen_total(x_BQS: Floats, found: Keys) -> Floats:
     """Numbers of keys, summed over those that each query can see. -> (B, Q, T)"""
     xp = array_namespace(x_BQS)

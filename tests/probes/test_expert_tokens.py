@@ -7,12 +7,25 @@ import pytest
 
 from cache.batch import Batch
 from probes import expert_tokens as probe
-from probes.running.probe import Result
+from probes.running.command import Measured
+from probes.running.probe import Result, needed_sites
+from probes.running.source import SampleSet, Subject
 from probes.statistics.arrays import is_token
 from probes.statistics.experts import INDICES, WEIGHTS
+from smelt_interp.data.samples import Role, role_name
 from smelt_interp.errors import UserError
 from tests.support.answers import measure
-from tests.support.planted import BASELINE, LOOPED, NESTED, pick, planted_batch, random_sites, split_batch, text_samples
+from tests.support.planted import (
+    BASELINE,
+    LOOPED,
+    NESTED,
+    pick,
+    planted_batch,
+    random_sites,
+    split_batch,
+    text_samples,
+    uniform_pattern,
+)
 
 NUM, LENGTH = 6, 12
 LETTER = "a"
@@ -138,3 +151,82 @@ def test_layers_that_were_not_recorded_and_dense_networks_are_refused() -> None:
         measure(probe, [planted()], probe.Options(layers=(8,)))
     with pytest.raises(UserError, match=r"^routing must be measured on a network with experts; got nested"):
         measure(probe, [planted_batch(NESTED, text_samples(), {})])
+
+
+def looking(network=LOOPED) -> Batch:
+    """Two documents a row. In the second layer's first run head 2 gives .7 to the first key of its document and .3 to
+    itself, other heads attend uniformly, as all do elsewhere."""
+    samples = planted(BASELINE).samples
+    start_NT = np.tile(np.where(np.arange(LENGTH) < 5, 0, 5).astype(np.int32), (NUM, 1))
+    samples = replace(samples, segment_start_NT=start_NT)
+    architecture = network if network is NESTED else network.architecture()
+    uniform_BQTS = uniform_pattern(samples, architecture.num_heads)
+    sites = {(step, probe.PATTERN): uniform_BQTS for step in range(len(architecture.steps))}
+    planted_BQTS = uniform_BQTS.copy()
+    planted_BQTS[:, 1] = 0
+    for query, first in enumerate(start_NT[0]):
+        planted_BQTS[:, 1, query, first] += 0.7
+        planted_BQTS[:, 1, query, query] += 0.3
+    return planted_batch(network, samples, {**sites, (1, probe.PATTERN): planted_BQTS})
+
+
+def test_a_head_fires_on_the_keys_that_take_its_attention_beside_uniform_attention() -> None:
+    batch = looking()
+    found = measure(probe, split_batch(batch, 4), probe.Options(of="heads", layers=(1,), around=1))
+    # By hand: what each key takes of head 2's queries and of uniform ones, by its token and its role.
+    tokens: dict[int, np.ndarray] = {}
+    roles: dict[int, np.ndarray] = {}
+    for ids_T, role_T, length in zip(batch.samples.ids_NT, batch.samples.role_NT, batch.samples.length_N, strict=True):
+        for query in range(length):
+            first = 0 if query < 5 else 5
+            for key in range(first, query + 1 if query > first else first):
+                taken = np.array([0.7 * (key == first) + 0.3 * (key == query), 1 / (query - first + 1)])
+                for into, name in ((tokens, ids_T[key]), (roles, role_T[key])):
+                    into[name] = into.get(name, 0) + taken
+    of_a, all_taken = tokens[ord("a")], sum(tokens.values())
+    row = find(found, "token share", visit=1, head=2, token="a")
+    assert (row["value"], row["null_uniform"]) == pytest.approx(tuple(of_a / all_taken))
+    for role, taken in roles.items():
+        row = find(found, "role share", layers="2", visit=1, head=2, role=role_name(Role(role)))
+        assert (row["value"], row["null_uniform"]) == pytest.approx(tuple(taken / all_taken))
+        mean = find(found, "role share", level="headline", visit=1, head="mean", role=role_name(Role(role)))
+        assert mean["value"] == pytest.approx((taken[0] + 3 * taken[1]) / (4 * all_taken[1]))
+        for row in (row for row in found.rows() if row["quantity"] == "role share" and row["head"] == 3):
+            assert row["value"] == pytest.approx(row["null_uniform"])
+    # The first key of the whole row's longest document: .7 of its six queries, less uniform's.
+    row = find(found, "context", visit=1, head=2, sample=1)
+    assert (row["position"], row["value"]) == (6, pytest.approx(6 * 0.7 - sum(1 / n for n in range(2, 8))))
+    assert str(row["context"]).startswith("⟦a⟧")
+    assert "stays" not in {row["quantity"] for row in found.rows()}
+
+
+def test_heads_of_a_dense_network_are_measured_though_its_experts_are_not() -> None:
+    asked = probe.Options(of="heads")
+    assert needed_sites(probe, NESTED, asked) == ("attn.hook_pattern",)
+    found = measure(probe, [looking(NESTED)], asked)
+    assert found.figures["roles"].data[0].y[1].endswith("visit 1, head 2")
+    assert find(found, "role share", level="headline", layers="looped 2", visit=1, head="mean", role="bos")
+
+
+def test_the_command_prints_a_table_of_each_kind_of_rows_without_columns_of_dashes() -> None:
+    batch, options = planted(), probe.Options(layers=(1,))
+    measured = Measured(
+        name="expert_tokens",
+        probe=probe,
+        options=options,
+        data=SampleSet(name="x", samples=batch.samples),
+        subjects=(
+            Subject(
+                name="planted", architecture=batch.architecture, described={}, batches=lambda data, suffixes: iter(())
+            ),
+        ),
+        results=(measure(probe, [batch], options),),
+    )
+    (stays,) = measured.tables("headline")
+    assert stays.columns == ["value [95%]", "null: uniform", "null: popularity", "null: shuffled"]
+    columns = {
+        table.title.partition("quantity ")[2].partition(",")[0]: table.columns for table in measured.tables("head")
+    }
+    assert columns["context"] == ["visit", "expert", "sample", "position", "context", "value [95%]"]
+    assert columns["goes to"][:3] == ["expert", "to", "value [95%]"]
+    assert set(columns) == {"stays", "goes to", "role share", "token share", "context"}
