@@ -3,7 +3,7 @@
 This is the only file of `cache` that runs a model. Batches have one fixed shape, the last one filled up with copies of
 its last row, and each is a function of its own rows alone, so a recording that was interrupted gives the same numbers.
 
-    python -m cache.record --ckpt checkpoints/demo-smelt --sites attn.hook_pattern --visits 2 --heads 1 3 --out x
+    python -m cache.record --ckpt checkpoints/demo-smelt --sites attn.hook_pattern --only-visits 2 --heads 1 3 --out x
     python -m cache.record --ckpt checkpoints/demo-smelt --data dyck --samples 64 --out captures/dyck
     torchrun --nproc-per-node 2 -m cache.record ...        each rank records shards of its own
 """
@@ -32,7 +32,7 @@ from smelt_interp.architecture import Architecture
 from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.samples import Samples
 from smelt_interp.errors import UserError, run_command
-from smelt_interp.looped_span import OpeningOptions, Visits, looped_span
+from smelt_interp.looped_span import OpeningOptions, looped_span
 from smelt_interp.plan import label
 from smelt_interp.sites import SITES, hook_name
 from smelt_interp.terminal.command_line import parse
@@ -322,10 +322,9 @@ class RecordOptions(OpeningOptions):
     data: Annotated[DataOptions, tyro.conf.arg(name="")]
     sites: tuple[str, ...] | None = None
     """Hook suffixes to keep, maybe none; left out, those that the shipped probes read and the network has."""
-    loop_visits: Visits = 2
-    """With --loop: how often the span runs."""
     layers: Indices = ()
-    visits: Indices = ()
+    only_visits: Indices = ()
+    """Visits to keep; --visits says how often a --loop runs."""
     heads: Indices = ()
     """Query heads; of keys and values, the heads that serve them are kept."""
     rows: tuple[Annotated[int, Field(ge=0, le=10**9)], ...] = ()
@@ -347,7 +346,7 @@ class RecordOptions(OpeningOptions):
         """How the checkpoint is opened."""
         from model.families.opening import Opening
 
-        loop = looped_span(self, self.loop_visits)
+        loop = looped_span(self)
         return Opening(loop=loop, trust_remote_code=self.trust_remote_code, allow_download=self.allow_download)
 
 
@@ -371,7 +370,7 @@ def record_checkpoint(options: RecordOptions, command: str) -> Capture:
     sites = options.sites
     if sites is None:
         sites = tuple(suffix for suffix in DEFAULT_SITES if suffix in model.architecture.sites)
-    layers, visits, heads = options.layers, options.visits, options.heads
+    layers, visits, heads = options.layers, options.only_visits, options.heads
     # What is wrong with them is told as they were typed.
     select(model.architecture, sites, layers=layers, visits=visits, heads=heads, told_from=1)
     samples = load_samples(options.data, model.architecture.context, model.tokenizer)

@@ -39,7 +39,7 @@ from probes.statistics.quantities import NULL_PREFIX, OTHER_PREFIX, Record
 from smelt_interp.architecture import Architecture
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.errors import run_command
-from smelt_interp.looped_span import NO_LAYERS, OpeningOptions, Visits
+from smelt_interp.looped_span import NO_LAYERS, OpeningOptions
 from smelt_interp.sites import SITES
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.tables import Table, print_table
@@ -57,8 +57,6 @@ class EveryProbe(OpeningOptions):
 
     ckpt: Path
     """Folder of the checkpoint, ours or one of another family that transformers loads."""
-    visits: Visits = 2
-    """With --loop: how often the span runs."""
     against: tuple[Path, ...] = ()
     """Folders of checkpoints to measure beside it as they are, such as its Baseline."""
     captures: Path = Path("captures")
@@ -108,7 +106,7 @@ def record_all(options: EveryProbe, group: SampleGroup, command: str) -> list[Pa
 
     captures = []
     asked = RecordOptions(
-        ckpt=options.ckpt, out=options.captures, data=group.data, loop=options.loop, loop_visits=options.visits,
+        ckpt=options.ckpt, out=options.captures, data=group.data, loop=options.loop, visits=options.visits,
         loop_scale=options.loop_scale, trust_remote_code=options.trust_remote_code,
         allow_download=options.allow_download,
     )  # fmt: skip
@@ -126,7 +124,7 @@ def _capture_name(asked: "RecordOptions") -> str:
     """The network's name: its folder's, the span that is looped, and that it is untrained."""
     words = [asked.ckpt.resolve().name]
     if asked.loop:
-        words += ["layers", f"{asked.loop}x{asked.loop_visits}"]
+        words += ["layers", f"{asked.loop}x{asked.visits}"]
         words += [] if asked.loop_scale == "1/r" else ["scale", str(asked.loop_scale)]
     return "-".join([*words, "untrained"] if asked.untrained else words)
 

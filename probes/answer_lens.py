@@ -43,7 +43,7 @@ from smelt_interp.data.dyck_scores import teacher_forced
 from smelt_interp.data.samples import Role, Samples
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.input_files import read_input
-from smelt_interp.looped_span import OpeningOptions, Visits
+from smelt_interp.looped_span import OpeningOptions
 from smelt_interp.plan import label as step_label
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.tables import print_table
@@ -73,8 +73,6 @@ class Options(OpeningOptions):
     """Folder of the checkpoint that was recorded."""
     capture: Path
     """Capture of Dyck episodes; they run again, whatever sites were recorded."""
-    visits: Visits = 2
-    """With --loop: how often the span runs."""
     lenses: tuple[Lens, ...] = ("stream", "coda")
     """stream: final norm and unembedding. coda: the layers after the loop first, where a pass can start at one."""
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = 8

@@ -45,6 +45,8 @@ class OpeningOptions:
     loop: Layers = NO_LAYERS
     """First and last layer, counted from 1 (8-22), of a span that is run again: in a network without loops, with the
     weights that it has."""
+    visits: Visits = 2
+    """With --loop: how often the span runs."""
     loop_scale: Literal["1/r"] | Annotated[float, Field(gt=0, le=1)] = "1/r"
     """Factor on the updates of the looped layers; 1/r is one over the number of visits."""
     trust_remote_code: bool = False
@@ -53,9 +55,9 @@ class OpeningOptions:
     """Take a hub id too, and fetch it."""
 
 
-def looped_span(options: OpeningOptions, visits: int) -> LoopedSpan | None:
-    """The span to be run `visits` times; None when no layers are named."""
+def looped_span(options: OpeningOptions) -> LoopedSpan | None:
+    """The span that is run again; None when no layers are named."""
     if not options.loop:
         return None
-    factor = 1 / visits if options.loop_scale == "1/r" else options.loop_scale
-    return LoopedSpan(layers=options.loop, visits=visits, factor=factor)
+    factor = 1 / options.visits if options.loop_scale == "1/r" else options.loop_scale
+    return LoopedSpan(layers=options.loop, visits=options.visits, factor=factor)

@@ -20,7 +20,7 @@ from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.samples import Samples
 from smelt_interp.data.tokenizer import BYTES, Tokenizer
 from smelt_interp.errors import UserError
-from smelt_interp.looped_span import NO_LAYERS, OpeningOptions, Visits, looped_span
+from smelt_interp.looped_span import NO_LAYERS, OpeningOptions, looped_span
 from smelt_interp.validation import Threads, validated
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ class Source(OpeningOptions):
     ckpt: Path | None = None
     """Folder of a checkpoint, ours or one of another family that transformers loads; the network runs on the samples
     that the data options name."""
-    visits: Visits = 2
-    """With --loop: how often the span runs."""
     capture: Path | None = None
     """Capture; nothing runs, and the samples are those recorded."""
     against: tuple[Path, ...] = ()
@@ -149,7 +147,7 @@ def _checkpoint(path: Path, source: Source) -> Subject:
 def _opening(source: Source) -> "Opening":
     from model.families.opening import Opening
 
-    loop = looped_span(source, source.visits)
+    loop = looped_span(source)
     return Opening(loop=loop, trust_remote_code=source.trust_remote_code, allow_download=source.allow_download)
 
 

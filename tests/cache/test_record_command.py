@@ -83,7 +83,7 @@ def test_the_same_command_gives_the_same_bytes(
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        run_main(command(ckpt, "a", "--visits", "2", "--heads", "1", "--sites", PATTERN, KEYS))
+        run_main(command(ckpt, "a", "--only-visits", "2", "--heads", "1", "--sites", PATTERN, KEYS))
         files.append([path.read_bytes() for path in (*shard_paths(Path("a")), Path("a") / MANIFEST)])
         time.sleep(1.1 if name == "one" else 0)  # a time stamp in the file would differ
     assert files[0] == files[1]
@@ -210,7 +210,7 @@ def test_bad_input_ends_with_2_and_writes_nothing(tmp_path: Path, ckpt: Path) ->
     cases = [
         (command(tmp_path / "none", tmp_path / "a"), "a checkpoint must be a folder"),
         (command(ckpt, tmp_path / "file" / "a"), "the output folder must be writable; got "),
-        (command(ckpt, tmp_path / "a", "--visits", "3"), "visits must be 1 to 2, counted from 1; got 3"),
+        (command(ckpt, tmp_path / "a", "--only-visits", "3"), "visits must be 1 to 2, counted from 1; got 3"),
         (command(ckpt, tmp_path / "a", "--layers", "0"), "layers"),
         (command(ckpt, tmp_path / "a", "--heads", "5"), "heads must be 1 to 4, counted from 1; got 5"),
         (command(ckpt, tmp_path / "a", "--rows", "12"), "rows must be 0 to 11; got 12"),
@@ -229,7 +229,7 @@ def test_bad_input_ends_with_2_and_writes_nothing(tmp_path: Path, ckpt: Path) ->
         (command(ckpt, tmp_path / ("a" * 300) / "a"), "File name too long: "),
         (command(ckpt, "a\0b"), "a path must be"),
         (
-            command(ckpt, tmp_path / "a", "--layers", "1", "--visits", "2"),
+            command(ckpt, tmp_path / "a", "--layers", "1", "--only-visits", "2"),
             "the chosen layers must run on the chosen visits; got layers 1 and visits 2, counted from 1: a",
         ),
         (
