@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from cache.batch import Batch
 from cache.store import Capture
@@ -38,7 +38,7 @@ from probes.statistics.along_steps import mean_at_steps
 from probes.statistics.arrays import to_numpy
 from probes.statistics.bootstrap import weights
 from probes.statistics.grid import STEPS, Where, headline_loops
-from probes.statistics.quantities import Quantity, Record
+from probes.statistics.quantities import Quantity, Record, rows_of
 from smelt_interp.data.dyck_scores import teacher_forced
 from smelt_interp.data.samples import Role, Samples
 from smelt_interp.errors import UserError, run_command
@@ -279,14 +279,18 @@ def read_answers(capture: Capture) -> Answers | None:
         said = json.loads(read_input(path, "answers", MOST_BYTES))
         if said["schema"] != SCHEMA or said["networks"][0]["digest"] != capture.digest:
             raise ValueError("it is of another capture")
-        episodes = tuple(Episode(**each | {"tokens": tuple(each["tokens"])}) for each in said["episodes"])
-        num_tokens = [len(each.tokens) for each in episodes]
-        for lens in episodes[0].rank:  # whoever draws them finds a number for each token
-            for each, tokens in zip(episodes, num_tokens, strict=True):
-                whole = (each.rank[lens], each.probability[lens], each.top[lens])
-                if any(len(state) != tokens for values in whole for state in values):
+        episodes = TypeAdapter(tuple[Episode, ...]).validate_python(said["episodes"])
+        if not episodes[0].rank or len({each.sample for each in episodes}) != len(episodes):
+            raise ValueError("an episode is there twice, or no lens")
+        for lens, states in episodes[0].rank.items():  # whoever draws them finds a number for each state and token
+            for each in episodes:
+                drawn = (each.rank[lens], each.probability[lens], each.top[lens])
+                whole = all([len(at) for at in kind] == len(states) * [len(each.tokens)] for kind in drawn)
+                if not (whole and each.tokens and 0 <= each.sample < len(capture)):
                     raise ValueError(f"sample {each.sample + 1} is not whole")
-        return Answers(cast("list[Record]", said["rows"]), episodes, str(said["command"]))
+            if not 0 < len(states) <= len(state_labels(capture)):
+                raise ValueError(f"{lens} reads {len(states)} states")
+        return Answers(rows_of(said["rows"], "value", "low", "high"), episodes, str(said["command"]))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise UserError(f"{path} must be what probes.answer_lens wrote of this capture; {error!s:.80}: write it again"
                         ) from None  # fmt: skip

@@ -26,7 +26,7 @@ from probes.running.command import COUNTING, Measured, Output, measure_subjects,
 from probes.running.probe import Probe, is_scoring
 from probes.running.seeds import over_seeds
 from probes.running.source import Source, Subject, running_subject
-from probes.statistics.quantities import Record, as_table, error_bars
+from probes.statistics.quantities import Record, as_table, error_bars, rows_of
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.errors import UserError, run_command
 from smelt_interp.input_files import read_input
@@ -233,9 +233,8 @@ def read_result(path: Path) -> Written:
     """A result in a folder of --out. Raises UserError for what is none."""
     try:
         said = json.loads(read_input(path, "a result over training", MOST_BYTES))
-        results = {str(name): list(rows) for name, rows in said["results"].items()}
-        columns = {"level", "quantity", "step", "value", "low", "high"}
-        if said["schema"] != SCHEMA or not all(columns <= row.keys() for rows in results.values() for row in rows):
+        results = {name: rows_of(rows, "step", "value", "low", "high") for name, rows in said["results"].items()}
+        if said["schema"] != SCHEMA:
             raise ValueError(f"it is no {SCHEMA}")
         return Written(f"{catalog.load(str(said['probe'])).TITLE} over training", results, str(said["command"]))
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:

@@ -15,8 +15,10 @@ from cache import background
 from cache.info import described_sites
 from cache.keeping import is_pinned
 from cache.store import Capture, is_unfinished
+from probes.running.stored import MOST_BYTES
 from probes.statistics.grid import headline_loops, loop_name
 from smelt_interp.errors import UserError
+from smelt_interp.input_files import read_input
 from smelt_interp.plan import label
 from smelt_interp.terminal.tables import compact
 
@@ -141,17 +143,18 @@ def _result_files(capture: Capture) -> list[Path]:
 def _result(path: Path, capture: Capture, probes: Mapping[str, st.Page]) -> None:
     """One line: the probe with a link that opens it with these options, and the command that wrote it."""
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        name, title, options, line = (stored[key] for key in ("probe", "title", "options", "command"))
+        stored = json.loads(read_input(path, "a result", MOST_BYTES))
+        name, title, line = (str(stored[key]) for key in ("probe", "title", "command"))
+        query = query_of(stored["options"])
         digest = stored["networks"][0]["digest"]
         others = [Path(network["capture"]).name for network in stored["networks"][1:]]
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         st.warning(f"a result must be the JSON that a probe wrote; got {path}: measure it again")
         return
     if digest != capture.digest:
         st.warning(f"a result must be of this capture; got {path} of another: measure it again")
         return
     if name in probes:
-        query = {"against": others or [""], **query_of(options)}
-        st.page_link(probes[name], label=title, icon=":material/arrow_forward:", query_params=query)
+        asked = {"against": others or [""], **query}
+        st.page_link(probes[name], label=title, icon=":material/arrow_forward:", query_params=asked)
     st.code(line, language=None, wrap_lines=True)

@@ -21,6 +21,8 @@ FOLDERS = ("checkpoints", "pretrained", "runs")
 """Below the folder that the dashboard was started in, where networks are looked for."""
 PLACES = ("*", f"*/{CHECKPOINT}", f"*/*/{CHECKPOINT}")
 """Where in them: a checkpoint itself, that of a run, and those of a pair's or sweep's runs."""
+LONGEST = 100
+"""Characters of a name: a folder's takes at most 255 bytes."""
 
 
 def networks() -> list[str]:
@@ -46,7 +48,7 @@ def show_recorder(folder: Path) -> None:
     name = row[3].text_input("Name", placeholder=offered, key="record name") or offered
     words = ["--ckpt", ckpt, "--data", data, "--samples", str(samples)]
     out = folder / name
-    if Path(name).name != name or name.startswith("."):
+    if Path(name).name != name or name.startswith(".") or not name.isprintable() or len(name) > LONGEST:
         st.error(f"a name of a capture must be that of a folder in {folder}; got {name!r:.60}")
         return
     st.markdown(_size(Path(ckpt), DataOptions(data=(data,), samples=samples)))

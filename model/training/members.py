@@ -10,7 +10,7 @@ from pathlib import Path
 from model.ranks import is_first_rank, wait
 from model.training.metrics import METRICS, MOST_BYTES
 from model.training.options import Recipe, TrainOptions
-from model.training.run_folder import CHECKPOINT, check_same
+from model.training.run_folder import ANEW, CHECKPOINT, check_same
 from model.training.state import newest_place
 from model.training.train import train
 from smelt_interp.config import ModelConfig
@@ -87,17 +87,19 @@ def train_members(members: Sequence[Member], recipe: Recipe, out: Path) -> list[
 
 
 def _read(member: Member, options: TrainOptions) -> Trained:
-    text = read_input(options.out / METRICS, "the metrics of a run", MOST_BYTES).decode("utf-8", "replace")
-    last = list(csv.DictReader(text.splitlines()))[-1]
+    path = options.out / METRICS
+    text = read_input(path, "the metrics of a run", MOST_BYTES).decode("utf-8", "replace")
 
     def numbers(prefix: str) -> dict[str, float]:
         return {key.removeprefix(prefix): float(value) for key, value in last.items() if key.startswith(prefix)}
 
+    try:
+        last = list(csv.DictReader(text.splitlines()))[-1]
+        tokens, loss_nats = int(last["tokens"]), numbers("held_out_")
+        exact_match = {int(shots): match for shots, match in numbers("dyck_exact_").items()}
+    except (LookupError, ValueError, TypeError, AttributeError, csv.Error) as error:
+        raise UserError(f"the last line of {path} must be whole; {error!s:.60}; {ANEW}") from None
     return Trained(
-        member=member,
-        checkpoint=options.out / CHECKPOINT,
-        tokens=int(last["tokens"]),
-        loss_nats=numbers("held_out_"),
-        exact_match={int(shots): match for shots, match in numbers("dyck_exact_").items()},
+        member=member, checkpoint=options.out / CHECKPOINT, tokens=tokens, loss_nats=loss_nats, exact_match=exact_match,
         digest=newest_place(options.out).digest,
-    )
+    )  # fmt: skip

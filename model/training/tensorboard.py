@@ -8,6 +8,8 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 
+from smelt_interp.terminal.output_files import make_folder
+
 EVENTS = "tensorboard"
 GROUPS = ("held_out", "dyck_exact", "load", "residual_variance")
 """Columns that begin so are drawn beside each other."""
@@ -22,7 +24,7 @@ class Events:
     def __init__(self, run: Path, step: int) -> None:
         """`step`: after which step the run goes on; what an earlier process wrote of later ones is dropped."""
         self._folder = run / EVENTS
-        self._folder.mkdir(exist_ok=True)
+        make_folder(self._folder)
         self._writer = EventsWriter(str(self._folder / "events"), f".{step}.{time.time_ns()}")
         self._add(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))  # on disk with the first row
 

@@ -30,7 +30,7 @@ from model.training.state import TrainingPlace, load_state, save_state, states
 from model.training.tensorboard import Events
 from smelt_interp.data.mixture import TrainingMixture, extend
 from smelt_interp.data.samples import Samples
-from smelt_interp.errors import UserError, run_command
+from smelt_interp.errors import UserError, run_command, shown
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.output_files import make_folder
 from smelt_interp.terminal.progress import Progress
@@ -202,7 +202,11 @@ def _compare_trunk(options: TrainOptions, trunk: Path) -> None:
                 f"--{name.replace('_', '-')} must be that of the run to branch from, {of_trunk.get(name)!r:.40}; got "
                 f"{value!r:.40}"
             )
-    last = of_trunk["steps"] - round(of_trunk["decay"] * of_trunk["steps"])
+    steps, decay = of_trunk.get("steps"), of_trunk.get("decay")
+    if not (isinstance(steps, int) and 0 < steps < 10**10 and isinstance(decay, int | float) and 0 <= decay <= 1):
+        got = f"got {shown(steps)} and {shown(decay)}"
+        raise UserError(f"{trunk / RUN} must say the steps and the decay of its run; {got}: branch from another run")
+    last = steps - round(decay * steps)
     if decay_start(options) > last:
         raise UserError(
             f"steps must be so few that the decay starts before that of {trunk}, at step {last}; got {options.steps}, "

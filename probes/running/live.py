@@ -90,7 +90,10 @@ def first_to_show(root: Path, names: list[str]) -> str:
 
 def stamp_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """What changes with the files of a checkpoint. Raises `UserError` for weights that no page should open."""
-    files = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
+    try:
+        files = [(path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file()]
+    except OSError as error:  # deleted since it was listed
+        raise UserError(f"a network must be there and readable; got {folder}: {error.strerror}") from None
     total = sum(each.st_size for name, each in files if name.endswith(".safetensors"))
     if total > MOST_BYTES:
         raise UserError(f"weights on a page must be at most {MOST_BYTES} bytes; got {total} in {folder}: run the code")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from probes.running import report
+from probes.statistics.quantities import rows_of
 from smelt_interp.errors import UserError
 from smelt_interp.input_files import read_input
 
@@ -41,7 +42,12 @@ def stored_result(capture: Path, probe: str, options: object, seen: Sequence[str
     try:
         document = json.loads(read_input(path, "a result", MOST_BYTES))
         asked = (document["probe"], document["options"], [network["digest"] for network in document["networks"]])
-        whole = all({"data", "documents", "tokens", "rows", "notes"} <= each.keys() for each in document["results"])
+        whole = True
+        for each in document["results"]:
+            for rows in (each["rows"], *each.get("others", {}).values()):
+                rows_of(rows, "value", "low", "high", "note")
+            counted = isinstance(each["documents"], int) and isinstance(each["tokens"], int)
+            whole = whole and counted and isinstance(each["data"], str) and isinstance(each["notes"], list)
     except (UserError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # the list of results says what is wrong with it
     return document if whole and asked == (probe, options, list(seen)) else None

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 NULL_PREFIX = "null_"
 OTHER_PREFIX = "in_"
 """Before the name of another network, in the columns that hold what that network has for the same row."""
+LARGEST = 2**53
+"""Of whole numbers in a file."""
 NEEDS_TWO_VISITS = "needs two visits: this network visits each layer once"
 """The note of a row that compares visits, on a Baseline; it has no value."""
 Record = dict[str, Cell]
@@ -207,6 +209,25 @@ def records(frame: "DataFrame") -> list[Record]:
         missing = column.isna().to_numpy()
         columns[str(name)] = [None if gone else cell for cell, gone in zip(column.tolist(), missing, strict=True)]
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+
+
+def rows_of(found: object, *needed: str) -> list[Record]:
+    """The rows that a file holds. Raises `ValueError` unless each is one, with these columns, and where numbers stand
+    a number or nothing."""
+    if not isinstance(found, list):
+        raise ValueError(f"rows must be a list; got {type(found).__name__}")
+    for at, row in enumerate(found, start=1):
+        if not isinstance(row, dict) or row.get("level") not in [*RANK] or not isinstance(row.get("quantity"), str):
+            raise ValueError(f"row {at} has no level or quantity")
+        columns = (*needed, "layers") if row["level"] == "layer" else needed
+        if missing := [name for name in columns if name not in row]:
+            raise ValueError(f"row {at} has no {missing[0]}")
+        for name, cell in row.items():
+            numbers = name in ("value", "low", "high") or name.startswith((NULL_PREFIX, OTHER_PREFIX))
+            kind = int if name == "n" else int | float if numbers else str if name == "note" else str | int | float
+            if not (cell is None or isinstance(cell, kind)) or (isinstance(cell, int) and abs(cell) > LARGEST):
+                raise ValueError(f"{name} of row {at} is {cell!r:.20}")
+    return found
 
 
 def headline_columns(quantities: Iterable[Quantity], num_samples: int) -> dict[str, NDArray[np.float64]]:

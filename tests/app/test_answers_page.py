@@ -1,12 +1,14 @@
 """The page of answers along the steps, run in process on planted captures."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from cache.store import Capture
-from probes.answer_lens import FILE
+from probes.answer_lens import FILE, read_answers
+from smelt_interp.errors import UserError
 from tests.support.app_captures import plant_answers
 from tests.support.app_pages import page
 from tests.support.planted_captures import planted_capture, random_batch
@@ -55,3 +57,31 @@ def test_damaged_answers_are_one_line(answered: Path) -> None:
     (answered / "looped" / "results" / FILE).write_text("{}")
     (error,) = page("answers", answered, capture="looped").error
     assert error.value.endswith("write it again")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("rows", 0), None),
+        (("rows", 1, "low"), [1]),
+        (("episodes", 1, "sample"), 0),
+        (("episodes", 1, "sample"), 99),
+        (("episodes", 0, "tokens", 0), {}),
+        (("episodes", 0, "rank"), {}),
+        (("episodes", 0, "rank", "stream", 1), ["a", 1]),
+        (("episodes", 0, "top", "stream"), []),
+        (("episodes", 2, "probability", "stream", 0), [0.5]),
+    ],
+)
+def test_one_wrong_value_within_answers_is_one_line(
+    answered: Path, place: tuple[str | int, ...], value: object
+) -> None:
+    capture, path = Capture(answered / "looped"), answered / "looped" / "results" / FILE
+    inner = document = json.loads(path.read_text())
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    assert read_answers(capture) is not None
+    path.write_text(json.dumps(document))
+    with pytest.raises(UserError, match=r"must be what probes\.answer_lens wrote of this capture; .*: write it again"):
+        read_answers(capture)

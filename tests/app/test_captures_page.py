@@ -90,5 +90,9 @@ def test_recording_says_its_size_and_command_first_and_starts_that_command(
     assert any(each.value.endswith("/looped-dyck-64") for each in test.code)
     test.text_input(key="record name").set_value("../x").run()
     assert [each.value for each in test.error] == [f"a name of a capture must be that of a folder in {two}; got '../x'"]
+    for name in ("x" * 300, "a\x00b"):
+        test.text_input(key="record name").set_value(name).run()
+        assert not test.exception
+        assert "a name of a capture must be that of a folder in" in test.error[0].value
     test.text_input(key="record name").set_value("looped").run()
     assert [each.disabled for each in test.button if each.label == "Record"] == [True]

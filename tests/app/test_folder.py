@@ -73,10 +73,14 @@ def test_results_that_are_broken_or_of_another_capture_are_named(
     (results / "a.json").write_text("{")
     other = {"probe": "x", "title": "X", "options": {}, "command": "", "networks": [{"digest": "0"}]}
     (results / "b.json").write_text(json.dumps(other))
+    (results / "c.json").write_text(json.dumps(other | {"options": 5}))
+    os.mkfifo(results / "d.json")
     test = main_page(tmp_path, monkeypatch, capture="run")
     assert [warning.value for warning in test.warning] == [
         f"a result must be the JSON that a probe wrote; got {results / 'a.json'}: measure it again",
         f"a result must be of this capture; got {results / 'b.json'} of another: measure it again",
+        f"a result must be the JSON that a probe wrote; got {results / 'c.json'}: measure it again",
+        f"a result must be the JSON that a probe wrote; got {results / 'd.json'}: measure it again",
     ]
 
 

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from probes import over_training
+from app.widgets.answers import kept_answer
+from cache.store import Capture
+from probes import attention_sink, over_training
 from probes.running import catalog
+from smelt_interp.errors import UserError
 from tests.support.app_pages import page
 
 ROW = {"level": "headline", "quantity": "loss (nats)", "value": 2.0, "low": 1.9, "high": 2.1}
@@ -39,6 +42,18 @@ def test_kept_results_are_rows_by_step_and_the_others_are_asked_for(
     assert test.code[1].value == WRITTEN["command"]
     (error,) = test.error
     assert error.value.startswith(f"{tmp_path / 'over-training-x.json'} must be what probes.over_training --out wrote")
+    # A kept result with a word for a number is none, and of training it is one line.
+    (kept,) = (tmp_path / "looped" / "results").glob("*.json")
+    captures, options = [Capture(tmp_path / name) for name in ("looped", "baseline")], attention_sink.Options()
+    assert kept_answer("attention_sink", captures, options) is not None
+    damaged = json.loads(kept.read_text())
+    damaged["results"][0]["rows"][0]["value"] = "x"
+    kept.write_text(json.dumps(damaged))
+    assert kept_answer("attention_sink", captures, options) is None
+    written = {**WRITTEN, "results": {"code": [ROW | {"step": 1, "value": "x"}]}}
+    (tmp_path / "over-training-x.json").write_text(json.dumps(written))
+    with pytest.raises(UserError, match="over_training --out wrote; value of row 1 is 'x': write it again"):
+        over_training.read_result(tmp_path / "over-training-x.json")
 
 
 def test_an_empty_folder_and_a_damaged_capture_are_told(folder: Path, tmp_path: Path) -> None:

@@ -88,6 +88,12 @@ def test_a_sweep_goes_on_where_it_was_and_ends_in_a_table_and_the_files_that_fit
     assert files["scores.csv"].decode().splitlines()[0] == "architecture,loss,score,pair"
     with pytest.raises(UserError, match="--steps must stay that of the run, 2; got 3; choose another --out"):
         sweep(replace(SWEEP, steps=3))
+    for damaged in (b"", b"step,tokens\n1", b"step,tokens,held_out_code\n1,2,x\n"):
+        Path("sweep/baseline-seed-3/metrics.csv").write_bytes(damaged)
+        with pytest.raises(
+            UserError, match=r"the last line of sweep/baseline-seed-3/metrics\.csv must be whole; .*anew"
+        ):
+            sweep(SWEEP)
 
 
 @pytest.mark.parametrize(

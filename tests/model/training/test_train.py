@@ -217,6 +217,19 @@ def test_a_branch_of_another_run_names_the_option(whole):
         train(replace(branches, horizons=(8,)))
     with pytest.raises(UserError, match=r"run must keep a state of step 2 or before, .*: train it with --keep-every"):
         train(replace(branches, horizons=(4,)))
+    trunk = json.loads((whole / "run.json").read_text())
+    Path("trunk").mkdir()
+    for wrong in ({"steps": None}, {"decay": "x"}):
+        Path("trunk/run.json").write_text(json.dumps(trunk | {"options": trunk["options"] | wrong}))
+        with pytest.raises(UserError, match=r"trunk/run\.json must say the steps and the decay of its run; got "):
+            train(replace(branches, branch_from="trunk", out=Path("others")))
+
+
+def test_what_lies_where_the_events_go_is_told():
+    Path("run").mkdir()
+    Path("run/tensorboard").touch()
+    with pytest.raises(UserError, match="the output folder must be writable; got run/tensorboard: File exists"):
+        train(OPTIONS)
 
 
 def test_what_differs_from_the_run_that_goes_on_is_named(whole, monkeypatch):

@@ -228,3 +228,5 @@ def test_checkpoints_are_found_below_the_root_alone(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("probes.running.live.MOST_BYTES", 2)
     with pytest.raises(UserError, match="weights on a page must be at most 2 bytes; got 3"):
         stamp_of(root / "a")
+    with pytest.raises(UserError, match=r"a network must be there and readable; got .*gone: No such file"):
+        stamp_of(root / "gone")

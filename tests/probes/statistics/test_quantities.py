@@ -5,7 +5,7 @@ import pytest
 
 from probes.statistics.bootstrap import interval, weights
 from probes.statistics.grid import Grid, headline_loops
-from probes.statistics.quantities import Quantity, as_table, headline_columns, record, records, table
+from probes.statistics.quantities import Quantity, as_table, headline_columns, record, records, rows_of, table
 from tests.support.planted import BASELINE, LOOPED, pick
 
 ARCHITECTURE = LOOPED.architecture()
@@ -92,3 +92,29 @@ def test_a_table_keeps_numbers_as_numbers_and_comes_back() -> None:
     assert [row["value"] for row in back] == [rows[0]["value"], None, None]
     assert [row["n"] for row in back] == [N, None, None]
     assert [row["visit"] for row in back] == [1, "2 - 1", 2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"level": ["head"]}, "row 2 has no level or quantity"),
+        ({"quantity": None}, "row 2 has no level or quantity"),
+        ({"level": "layer"}, "row 2 has no layers"),
+        ({"low": "x"}, "low of row 2 is 'x'"),
+        ({"null_uniform": [1]}, r"null_uniform of row 2 is \[1\]"),
+        ({"in_other": {}}, "in_other of row 2 is {}"),
+        ({"n": 0.5}, "n of row 2 is 0.5"),
+        ({"n": 10**30}, "n of row 2 is 1000"),
+        ({"note": 3}, "note of row 2 is 3"),
+        ({"visit": [1]}, r"visit of row 2 is \[1\]"),
+    ],
+)
+def test_rows_of_a_file_are_taken_as_they_are_or_refused(changed: dict[str, object], message: str) -> None:
+    row = {"level": "headline", "quantity": "loss", "value": None, "low": 1, "n": 3, "note": "", "visit": 2}
+    assert rows_of([row, row], "value") == [row, row]
+    with pytest.raises(ValueError, match=message):
+        rows_of([row, row | changed], "value")
+    with pytest.raises(ValueError, match="row 1 has no high"):
+        rows_of([row], "high")
+    with pytest.raises(ValueError, match="rows must be a list; got dict"):
+        rows_of(row)
