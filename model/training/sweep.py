@@ -1,6 +1,6 @@
 """Train a Baseline and a row of networks that each differ from its looped twin in one thing, and put them in a table.
 
-    python -m model.training.sweep span 0.25 0.5 0.75 --baseline demo --seeds 0 1 2 --out runs/spans
+    python -m model.training.sweep scale inverse 1 --baseline demo --seeds 0 1 2 --out runs/scales
 
     span       shares of the layers that are looped       each member is sized to the Baseline's budgets, F / D held
     depth      numbers of physical layers                                                                        same

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,3 +136,13 @@ def test_networks_that_read_other_tokens_are_told(monkeypatch):
     monkeypatch.setattr(members, "_read", read)
     with pytest.raises(UserError, match="in sweep must have read the same tokens in the same order; they have not"):
         sweep(SWEEP)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/experiments.md", "model/training/sweep.py"])
+def test_the_members_of_a_line_that_a_page_prints_can_be_matched(page: str) -> None:
+    text = (Path(__file__).parents[3] / page).read_text(encoding="utf-8")
+    lines = re.findall(r"training\.sweep (\w+) ([\w. ]+?) --baseline demo (?:--seeds [\d ]+)?--out", text)
+    assert lines
+    for axis, values in lines:
+        asked = replace(SWEEP, axis=axis, values=tuple(values.split()), baseline="demo", match=MatchRequest())
+        assert len(configs(asked)) == 1 + len(values.split())
