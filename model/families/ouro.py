@@ -25,7 +25,7 @@ def stops(gates_VBT1: Tensor) -> Tensor:
     """The chance (V, B, T) of stopping after each visit: the gate gives the logit of stopping where a token still runs,
     and the last visit has what is left (arXiv:2510.25741, section 3)."""
     stop_VBT = gates_VBT1.squeeze(-1).sigmoid()
-    stop_VBT[-1] = 1
+    stop_VBT = torch.cat((stop_VBT[:-1], torch.ones_like(stop_VBT[-1:])))
     left_VBT = (1 - stop_VBT).cumprod(0)
     left_VBT = torch.cat((torch.ones_like(left_VBT[:1]), left_VBT[:-1]))
     return stop_VBT * left_VBT
