@@ -51,7 +51,8 @@ def main() -> None:
         return st.Page(show, title=title, url_path=name, default=name == "")
 
     probes = {name: page("probe", name, catalog.title(name), name) for name in (*catalog.NAMES, *catalog.APART)}
-    captures = page("captures", "", "Captures", probes)
+    answers = page("answers", "answers", "Answers along the steps")
+    captures = page("captures", "", "Captures", {**probes, "answer_lens": answers})
     # The first page's own address is the root; a link may also say its name.
     named_captures = st.Page(partial(_go_to, captures), title="Captures", url_path="captures", visibility="hidden")
     look = [
@@ -59,7 +60,7 @@ def main() -> None:
         page("samples", "samples", "Samples"),
         page("attention", "attention", "Attention, both visits"),
         page("experts", "experts", "Experts, both visits"),
-        page("answers", "answers", "Answers along the steps"),
+        answers,
     ]
     paper = page("reproduction", "reproduction", "Reproduction")
     live = st.Page(partial(_show, "live", Path()), title="Live", url_path="live")

@@ -15,6 +15,7 @@ from cache import background
 from cache.info import described_sites
 from cache.keeping import is_pinned
 from cache.store import Capture, is_unfinished
+from probes.running import catalog
 from probes.running.stored import MOST_BYTES
 from probes.statistics.grid import headline_loops, loop_name
 from smelt_interp.errors import UserError
@@ -29,8 +30,8 @@ table.list th {white-space: nowrap}
 </style>"""
 
 
-def captures_page(probes: Mapping[str, st.Page], folder: Path) -> None:
-    """The page. `probes` are the pages of the probes, by name."""
+def captures_page(pages: Mapping[str, st.Page], folder: Path) -> None:
+    """The page. `pages` are those that show a stored result, by the name of the probe that wrote it."""
     st.title("Captures")
     st.markdown("A capture is what one network did with one set of samples, every visit kept apart.")
     captures, recordings, problems = _opened(folder)
@@ -47,7 +48,7 @@ def captures_page(probes: Mapping[str, st.Page], folder: Path) -> None:
         st.warning(problem, icon=":material/broken_image:")
     capture = None if st.session_state.get(KEY) in recordings else chosen_capture(folder)
     if capture is not None:
-        _details(folder, capture, probes)
+        _details(folder, capture, pages)
     with st.expander("Record a capture"):
         show_recorder(folder)
 
@@ -106,7 +107,7 @@ def _data(capture: Capture) -> str:
     return ", ".join(map(str, names)) if isinstance(names, (list, tuple)) and names else "-"
 
 
-def _details(folder: Path, capture: Capture, probes: Mapping[str, st.Page]) -> None:
+def _details(folder: Path, capture: Capture, pages: Mapping[str, st.Page]) -> None:
     st.subheader(capture.path.name)
     if differing := show_keeper(folder, capture):
         _table(differing)
@@ -118,7 +119,7 @@ def _details(folder: Path, capture: Capture, probes: Mapping[str, st.Page]) -> N
     if results:
         st.markdown("**Results stored beside it**")
     for path in results:
-        _result(path, capture, probes)
+        _result(path, capture, pages)
     st.markdown("**Sites**")
     columns = ("site", "one sample", "stored as", "steps", "heads")
     _table([dict(zip(columns, row, strict=True)) for row in described_sites(capture.manifest)])
@@ -140,7 +141,7 @@ def _result_files(capture: Capture) -> list[Path]:
     return sorted((capture.path / "results").glob("*.json"))
 
 
-def _result(path: Path, capture: Capture, probes: Mapping[str, st.Page]) -> None:
+def _result(path: Path, capture: Capture, pages: Mapping[str, st.Page]) -> None:
     """One line: the probe with a link that opens it with these options, and the command that wrote it."""
     try:
         stored = json.loads(read_input(path, "a result", MOST_BYTES))
@@ -154,7 +155,7 @@ def _result(path: Path, capture: Capture, probes: Mapping[str, st.Page]) -> None
     if digest != capture.digest:
         st.warning(f"a result must be of this capture; got {path} of another: measure it again")
         return
-    if name in probes:
-        asked = {"against": others or [""], **query}
-        st.page_link(probes[name], label=title, icon=":material/arrow_forward:", query_params=asked)
+    if name in pages:
+        asked = {"against": others or [""], **query} if name in (*catalog.NAMES, *catalog.APART) else {}
+        st.page_link(pages[name], label=title, icon=":material/arrow_forward:", query_params=asked)
     st.code(line, language=None, wrap_lines=True)

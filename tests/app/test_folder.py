@@ -17,7 +17,7 @@ from cache.store import Capture
 from probes.running import catalog
 from smelt_interp.errors import UserError
 from smelt_interp.terminal import threads
-from tests.support.app_captures import episodes
+from tests.support.app_captures import episodes, plant_answers
 from tests.support.app_pages import main_page, page
 from tests.support.forked import Child
 
@@ -47,20 +47,24 @@ def test_the_captures_page_lists_what_opens_and_says_why_the_others_do_not(
     folder = shutil.copytree(folder, tmp_path / "captures", ignore=shutil.ignore_patterns("results"))
     monkeypatch.setattr(sys, "argv", ["probes.expert_overlap", "--capture", str(folder / "looped"), "--json"])
     catalog.load("expert_overlap").main()
+    plant_answers(Capture(folder / "looped"))
     monkeypatch.setattr(h5py, "File", None)  # manifests alone are read
     test = main_page(folder, monkeypatch, capture="looped")
     listed, sites = tables(test)
     looped = Capture(folder / "looped")
     assert listed["capture"] == ["baseline", "looped"]
     assert listed["digest"][1] == looped.digest[:12]
-    assert listed["results"] == ["0", "1"]
+    assert listed["results"] == ["0", "2"]
     assert listed["samples"] == ["3", "3"]
     assert listed["network"][1] == "4 layers, looped 2-3, 2 visits; 4 heads; 2 of 8 experts"
     assert "half: 0 of 3 samples recorded" in [progress.proto.text for progress in test.get("progress")]
     (cut,) = test.warning
     assert "cut" in cut.value
     assert [code.value for code in test.code][:2] == ["record half", "record looped"]
-    assert test.get("page_link")[0].proto.label == "Experts across visits"
+    assert [(link.proto.label, link.proto.page) for link in test.get("page_link")] == [
+        ("Answers", "answers"),
+        ("Experts across visits", "expert_overlap"),
+    ]
     assert sites["site"] == list(looped.sites)
 
 
