@@ -1,6 +1,7 @@
 """Attention of one sample: every head of a layer, then one head on both visits beside other networks, by token."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from numpy import generic
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from app.widgets.address import check_each_of, check_one_of
+from app.widgets.address import check_address, check_each_of, check_one_of
 from app.widgets.canvas import show_canvas, tokens_of
 from app.widgets.capture_folder import chosen_capture, other_capture_names
 from app.widgets.sample import choose_number, choose_sample
@@ -18,7 +19,7 @@ from probes import attention_map
 from probes.attention_map import PATTERN, Drawable
 from probes.running.exports import csv_text, file_name, json_text
 from probes.running.pictures import SCALES, Map, Scale, png_bytes, svg_text
-from smelt_interp.errors import UserError
+from smelt_interp.errors import UserError, shown
 from smelt_interp.plan import Step
 
 SNIPPET = """\
@@ -46,6 +47,8 @@ class Choice(NamedTuple):
     visits: tuple[int, ...]
     query: int | None
     """From 1, as the canvas has it."""
+    zoom: str
+    """The square that is shown, as the canvas has it; empty for all."""
     scale: Scale
     second: str
     """The capture of the second row, or NONE."""
@@ -80,7 +83,7 @@ def _shown(folder: Path, capture: Capture, recorded: Drawable, others: Sequence[
 def _choose(capture: Capture, recorded: Drawable, others: Sequence[str]) -> Choice:
     """A row of widgets; the canvas changes them too."""
     several, layers = recorded.revisited(), list(recorded.visits)
-    row = st.columns(6)
+    row = st.columns(7)
     with row[0]:
         sample = choose_sample(capture)
     with row[1]:
@@ -92,9 +95,11 @@ def _choose(capture: Capture, recorded: Drawable, others: Sequence[str]) -> Choi
         check_one_of("query", [str(number) for number in range(1, most + 1)], "none")
         query = st.number_input("Pinned query", 1, most, None, key="query", bind="query-params", placeholder="none")
     with row[4]:
+        zoom = _choose_zoom(int(capture.samples.length_N[sample]))
+    with row[5]:
         check_one_of("scale", [*SCALES], SCALES[1])
         scale = st.selectbox("Colour scale", SCALES, 1, key="scale", bind="query-params")
-    with row[5]:
+    with row[6]:
         check_one_of("second", [NONE, *others], NONE)
         second = st.selectbox(
             "Second row", [NONE, *others], key="second", bind="query-params",
@@ -107,7 +112,33 @@ def _choose(capture: Capture, recorded: Drawable, others: Sequence[str]) -> Choi
         check_each_of("visits", [str(number) for number in shown])
         pair = st.select_slider("Visits", shown, (shown[0], shown[-1]), key="visits", bind="query-params")
         visits = tuple(sorted({visit - 1 for visit in pair}))
-    return Choice(sample, layer, head, visits, query, scale, second)
+    return Choice(sample, layer, head, visits, query, zoom, scale, second)
+
+
+def _choose_zoom(size: int) -> str:
+    """The square of a sample of that many tokens; another sample may be too short for the one that was chosen."""
+    check_address("zoom", partial(_check_square, size), "all")
+    try:
+        _check_square(size, st.session_state.get("zoom", ""))
+    except UserError as error:
+        st.session_state["zoom"] = ""
+        st.warning(f"{error}: shown is all")
+    return st.text_input("Zoom", key="zoom", bind="query-params", placeholder="all",
+                         help="The first query, the first key, and how many cells: drag a square.")  # fmt: skip
+
+
+def _check_square(size: int, text: str) -> None:
+    """Raise UserError for a text that is no square within that many tokens."""
+    parts = text.split(" ")
+    if text and (
+        len(parts) != 3
+        or not all(part.isascii() and part.isdecimal() and len(part) <= len(str(size)) for part in parts)
+    ):
+        raise UserError(f"zoom must be three numbers, a query, a key and how many cells; got {shown(text)}")
+    if text:
+        query, key, cells = map(int, parts)
+        if cells < 4 or min(query, key) < 1 or max(query, key) + cells - 1 > size:
+            raise UserError(f"zoom must be 4 cells or more within the sample's {size} tokens; got {shown(text)}")
 
 
 def _draw(folder: Path, capture: Capture, recorded: Drawable, choice: Choice) -> None:
@@ -136,13 +167,16 @@ def _draw(folder: Path, capture: Capture, recorded: Drawable, choice: Choice) ->
         "label": f"sample {choice.sample + 1}, layer {choice.layer + 1}",
         "chosen": {
             "sample": choice.sample + 1, "layer": choice.layer + 1, "head": choice.head + 1, "query": choice.query,
+            "zoom": choice.zoom,
         },
     }  # fmt: skip
     known = {
         "sample": list(range(1, len(capture) + 1)), "layer": [layer + 1 for layer in recorded.visits],
         "head": [head + 1 for head in recorded.heads], "query": [None, *range(1, capture.manifest.num_tokens + 1)],
     }  # fmt: skip
-    show_canvas("canvas", scene, {"thumbnails": grid.thumbnails, **arrays}, known)
+    size = int(sample.length_N[0])
+    checks = {"zoom": partial(_check_square, size)}
+    show_canvas("canvas", scene, {"thumbnails": grid.thumbnails, **arrays}, known, checks)
     _show_downloads(capture, choice)
 
 

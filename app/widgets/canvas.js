@@ -75,10 +75,10 @@ function show(view, scene) {
   view.scene = scene;
   view.size = scene.tokens.length;
   view.chosen = scene.chosen;
+  view.zoom = windowAt(scene.chosen?.zoom);
   view.outer.classList.remove("waiting");
   view.outer.setAttribute("aria-label", scene.label);
   view.hint.textContent = scene.hint;
-  if (view.zoom && Math.max(view.zoom.x, view.zoom.y) + view.zoom.n > view.size) view.zoom = null;
   draw(view);
 }
 
@@ -382,8 +382,18 @@ function listen(view, drawn) {
 function zoomTo(view, x, y, n) {
   const size = Math.max(4, Math.min(n, view.size));
   const within = (at) => Math.max(0, Math.min(Math.round(at), view.size - size));
-  view.zoom = size >= view.size ? null : { x: within(x), y: within(y), n: size };
+  const zoom = size >= view.size ? null : `${within(y) + 1} ${within(x) + 1} ${size}`;
+  if (zoom === (view.chosen.zoom || null)) return redraw(view);
+  view.chosen = { ...view.chosen, zoom };
+  view.zoom = windowAt(zoom);
   redraw(view);
+  view.tell(view.chosen);
+}
+
+function windowAt(zoom) { // "query key cells", the first two from 1, as the address has it
+  if (!zoom) return null;
+  const [query, key, n] = zoom.split(" ").map(Number);
+  return { x: key - 1, y: query - 1, n };
 }
 
 function point(view, query, key) {

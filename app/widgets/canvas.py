@@ -2,9 +2,10 @@
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import streamlit as st
 from numpy import generic
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from probes.attention_map import ROLE_COLOURS
 from probes.running.pictures import COLOURS
 from smelt_interp.data.samples import Samples, role_name
+from smelt_interp.errors import UserError
 
 SCRIPT = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
@@ -23,6 +25,8 @@ Scene = Mapping[str, object]
 """What is drawn, as JSON values; canvas.js reads it."""
 Known = Mapping[str, Sequence[int | None]]
 """What may be chosen, by the key of the widget that shows it."""
+Checks = Mapping[str, Callable[[str], object]]
+"""The same of texts: each raises UserError for one that may not be chosen."""
 
 
 def tokens_of(sample: Samples) -> dict[str, object]:
@@ -46,7 +50,9 @@ def packed(scene: Scene, arrays: Mapping[str, NDArray[generic]]) -> bytes:
     return b"\n".join([line.encode(), zlib.compress(body, 1) if deflated else body])
 
 
-def show_canvas(key: str, scene: Scene, arrays: Mapping[str, NDArray[generic]], known: Known) -> None:
+def show_canvas(
+    key: str, scene: Scene, arrays: Mapping[str, NDArray[generic]], known: Known, checks: Checks = MappingProxyType({})
+) -> None:
     """Draw a scene; what is chosen on it goes to the widgets of these keys.
 
     `scene["chosen"]` says what is chosen now, by the same keys.
@@ -54,10 +60,10 @@ def show_canvas(key: str, scene: Scene, arrays: Mapping[str, NDArray[generic]], 
     serial = st.session_state.get(f"{key} serial", 0)
     data = packed({**scene, "known": known, "serial": serial}, arrays)
     mount = st.components.v2.component("canvas", js=SCRIPT, css=STYLE)
-    mount(key=key, data=data, on_chosen_change=partial(_keep, key, known))
+    mount(key=key, data=data, on_chosen_change=partial(_keep, key, known, checks))
 
 
-def _keep(key: str, known: Known) -> None:
+def _keep(key: str, known: Known, checks: Checks) -> None:
     """Keep what a visitor chose; what is none of the known values is no choice."""
     chosen = st.session_state[key].get("chosen")
     if not isinstance(chosen, dict):
@@ -65,5 +71,13 @@ def _keep(key: str, known: Known) -> None:
     for name, values in known.items():
         if name in chosen and chosen[name] in values:
             st.session_state[name] = values[values.index(chosen[name])]
+    for name, check in checks.items():
+        text = chosen.get(name) or ""
+        try:
+            if isinstance(text, str):
+                check(text)
+                st.session_state[name] = text
+        except UserError:
+            continue
     if isinstance(chosen.get("serial"), int):
         st.session_state[f"{key} serial"] = chosen["serial"]

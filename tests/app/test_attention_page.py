@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from app.views.attention import _check_square
 from cache.recording import write_capture
 from cache.store import Capture
 from probes import attention_map
 from probes.attention_map import PATTERN
+from smelt_interp.errors import UserError
 from tests.support.app_captures import episodes
 from tests.support.app_pages import drawn, page
 from tests.support.planted import LOOPED, planted_batch, random_sites
@@ -34,7 +36,7 @@ def test_every_head_is_sent_on_both_visits_and_nothing_that_is_not_seen(folder: 
     for visit, step in enumerate((2, 4)):
         expected_QTS = capture.read("attn.hook_pattern", step, slice(1, 2))[0][:, :length, :length]
         np.testing.assert_array_equal(arrays["row 0"][:, visit], expected_QTS[:, seen].astype(np.float16))
-    assert scene["chosen"] == {"sample": 2, "layer": 3, "head": 4, "query": 7}
+    assert scene["chosen"] == {"sample": 2, "layer": 3, "head": 4, "query": 7, "zoom": ""}
     assert scene["rows"][0]["heads"] == [1, 2, 3, 4]
     assert scene["rows"][0]["titles"] == ["layer 3, visit 1", "layer 3, visit 2"]
     assert scene["rows"][0]["difference"] == "visit 2 − visit 1"
@@ -76,19 +78,44 @@ def test_a_link_opens_the_same_view_and_its_python_gives_its_numbers(folder: Pat
 
 def test_what_is_chosen_on_the_canvas_is_what_the_widgets_show(folder: Path) -> None:
     def script(chosen: dict[str, object]) -> None:
+        from functools import partial
+
         import streamlit as st
 
+        from app.views.attention import _check_square
         from app.widgets.canvas import _keep
 
         st.session_state["canvas"] = {"chosen": chosen}
         st.session_state["layer"] = 2
-        _keep("canvas", {"layer": [2, 3], "query": [None, 1, 2]})
+        _keep("canvas", {"layer": [2, 3], "query": [None, 1, 2]}, {"zoom": partial(_check_square, 40)})
 
-    for told, layer in (({"layer": 3, "query": 2, "serial": 5}, 3), ({"layer": 9, "query": "x"}, 2), ("nonsense", 2)):
+    right = {"layer": 3, "query": 2, "zoom": "9 1 32", "serial": 5}
+    for told, layer in ((right, 3), ({"layer": 9, "query": "x", "zoom": "10 1 32"}, 2), ("nonsense", 2)):
         test = AppTest.from_function(script, args=(told,), default_timeout=30).run()
         assert not test.exception
         assert test.session_state["layer"] == layer
-        assert ("query" in test.session_state) == (layer == 3)
+        assert ("query" in test.session_state) == ("zoom" in test.session_state) == (layer == 3)
+
+
+@pytest.mark.parametrize(
+    ("zoom", "rule"),
+    [("1 2", "three numbers"), ("1 ² 9", "three numbers"), ("0 1 9", "4 cells or more"), ("1 1 999", "three numbers"),
+     ("30 1 30", "4 cells or more"), ("1 1 3", "4 cells or more")],
+)  # fmt: skip
+def test_a_zoom_is_a_square_of_the_sample(zoom: str, rule: str) -> None:
+    with pytest.raises(UserError, match=f"zoom must be {rule}.*; got '{zoom}'"):
+        _check_square(40, zoom)
+
+
+def test_the_zoom_is_in_the_address_and_gives_way_to_a_shorter_sample(folder: Path) -> None:
+    test = page("attention", folder, capture="looped", zoom="5 2 8")
+    assert drawn(test)[0]["chosen"]["zoom"] == test.text_input(key="zoom").value == "5 2 8"
+    test.text_input(key="zoom").set_value("5 2 99").run()
+    (warning,) = test.warning
+    assert "zoom must be" in warning.value
+    assert drawn(test)[0]["chosen"]["zoom"] == ""
+    (warning,) = page("attention", folder, capture="looped", zoom="x").warning
+    assert warning.value.endswith("got 'x': shown is all")
 
 
 def test_a_baseline_has_one_map_and_says_so(folder: Path) -> None:
