@@ -7,7 +7,7 @@ from typing import cast
 import streamlit as st
 from pandas import DataFrame
 
-from app.widgets.address import check_one_of
+from app.widgets.address import carry_over, check_one_of
 from app.widgets.answers import Document, answer_of
 from app.widgets.capture_folder import show_capture
 from cache.store import Capture
@@ -41,6 +41,7 @@ def _show(capture: Capture) -> None:
     layers = [str(layer + 1) for layer in sorted({step.layer for step in capture.architecture.steps})]
     first = str(rows[0]["layers"]) if rows else layers[0]
     with st.sidebar:
+        carry_over("layer", layers)
         check_one_of("layer", layers, first)
         layer = st.selectbox("Layer", layers, layers.index(first), key="layer", bind="query-params")
         experts = [str(number) for number in range(1, capture.architecture.num_experts + 1)]

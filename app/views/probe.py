@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import streamlit as st
 from pandas import DataFrame, Series
 
-from app.widgets.address import check_each_of, check_one_of
+from app.widgets.address import carry_over, check_each_of, check_one_of
 from app.widgets.answers import Document, Figures, answer_of
 from app.widgets.capture_folder import chosen_capture, other_capture_names
 from app.widgets.options import choose_options
@@ -52,6 +52,7 @@ def probe_page(name: str, folder: Path) -> None:
             page.error(str(error))
             return
         layers = [ALL, *(str(layer + 1) for layer in sorted({step.layer for step in capture.architecture.steps}))]
+        carry_over("layer", layers)
         check_one_of("layer", layers, ALL)
         layer = st.selectbox("Rows of layer", layers, key="layer", bind="query-params")
     captures = [capture, *(Capture(folder / other) for other in others)]

@@ -1,6 +1,6 @@
 """What the address says of the choices on a page: a wrong value gives way to the default, and the page says so."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import streamlit as st
 
@@ -44,6 +44,18 @@ def check_each_of(name: str, known: list[str]) -> None:
     unknown = [text for text in st.query_params.get_all(name) if text and text not in known]
     if unknown:
         forget(name, f"{name} must be among {_some(known)}; got {shown(unknown[0])}: shown are all")
+
+
+def carry_over(name: str, known: Sequence[int] | Sequence[str]) -> None:
+    """Call before the widget of that name is drawn: what another page left is written as here, or no choice here."""
+    kept = st.session_state.get(name)
+    if kept is None or kept in known:
+        return
+    same = [value for value in known if str(value) == str(kept)]
+    if same:
+        st.session_state[name] = same[0]
+    else:
+        del st.session_state[name]
 
 
 def forget(name: str, mistake: str) -> None:

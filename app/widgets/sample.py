@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import streamlit as st
 
-from app.widgets.address import check_one_of
+from app.widgets.address import carry_over, check_one_of
 from cache.store import Capture
 
 KEY = "sample"
@@ -30,5 +30,6 @@ def choose_sample(capture: Capture) -> int:
 def choose_number(label: str, numbers: Sequence[int], start: int = 0) -> int:
     """A choice among numbers from 0, the one at `start` at first. -> from 0"""
     shown = [number + 1 for number in numbers]
+    carry_over(label.lower(), shown)  # a probe's page has a layer "all"
     check_one_of(label.lower(), [str(number) for number in shown], shown[start])
     return st.selectbox(label, shown, start, key=label.lower(), bind="query-params") - 1

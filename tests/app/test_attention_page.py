@@ -97,6 +97,21 @@ def test_what_is_chosen_on_the_canvas_is_what_the_widgets_show(folder: Path) -> 
         assert ("query" in test.session_state) == ("zoom" in test.session_state) == (layer == 3)
 
 
+@pytest.mark.parametrize(("kept", "shown"), [("3", 3), ("all", 2), (9, 2)])
+def test_a_layer_that_another_page_left_is_carried_over_or_forgotten(kept: str | int, shown: int) -> None:
+    def script(kept: str | int) -> None:
+        import streamlit as st
+
+        from app.widgets.sample import choose_number
+
+        st.session_state["layer"] = kept
+        st.session_state["chosen"] = choose_number("Layer", [0, 1, 2], 1)
+
+    test = AppTest.from_function(script, args=(kept,), default_timeout=30).run()
+    assert not test.exception
+    assert test.session_state["chosen"] + 1 == test.selectbox(key="layer").value == shown
+
+
 @pytest.mark.parametrize(
     ("zoom", "rule"),
     [("1 2", "three numbers"), ("1 ² 9", "three numbers"), ("0 1 9", "4 cells or more"), ("1 1 999", "three numbers"),
