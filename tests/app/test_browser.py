@@ -243,6 +243,15 @@ def test_attention_is_read_by_pointer_and_by_keys_and_a_link_opens_the_same(addr
     page.go_back()  # the query is let go
     visitor.settle()
     assert "query=" not in page.url
+    page.mouse.move(box["x"] + 80, box["y"] + 80)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 200, box["y"] + 200)
+    page.mouse.up()
+    page.wait_for_url("**zoom=**")
+    visitor.settle()
+    page.go_back()  # to all of the map
+    visitor.settle()
+    assert "zoom=" not in page.url
     page.mouse.move(1, 1)
     page.locator(".read", has_not_text="pinned").wait_for()
 
