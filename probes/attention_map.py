@@ -11,7 +11,7 @@ from cache.store import Capture
 from probes.running.pictures import Map
 from probes.statistics import attention
 from smelt_interp.data.samples import Role, Samples
-from smelt_interp.errors import UserError
+from smelt_interp.errors import UserError, shown
 from smelt_interp.plan import Step, label
 
 PATTERN = "attn.hook_pattern"
@@ -125,6 +125,21 @@ def cells(patterns: Sequence[NDArray[np.generic]], seen_TS: NDArray[np.bool_]) -
     """
     length = len(seen_TS)
     return np.stack([pattern_QTS[:, :length, :length][:, seen_TS] for pattern_QTS in patterns], 1).astype(np.float16)
+
+
+def check_square(size: int, text: str) -> None:
+    """Raise `UserError` for the text of a zoom, a query, a key (both from 1) and a number of cells, that is no square
+    within so many tokens."""
+    parts = text.split(" ")
+    if text and (
+        len(parts) != 3
+        or not all(part.isascii() and part.isdecimal() and len(part) <= len(str(size)) for part in parts)
+    ):
+        raise UserError(f"zoom must be three numbers, a query, a key and how many cells; got {shown(text)}")
+    if text:
+        query, key, cells = map(int, parts)
+        if cells < 4 or min(query, key) < 1 or max(query, key) + cells - 1 > size:
+            raise UserError(f"zoom must be 4 cells or more within the sample's {size} tokens; got {shown(text)}")
 
 
 class MapRow(NamedTuple):

@@ -19,7 +19,7 @@ from probes import attention_map
 from probes.attention_map import PATTERN, Drawable
 from probes.running.exports import csv_text, file_name, json_text
 from probes.running.pictures import SCALES, Map, Scale, png_bytes, svg_text
-from smelt_interp.errors import UserError, shown
+from smelt_interp.errors import UserError
 from smelt_interp.plan import Step
 
 SNIPPET = """\
@@ -117,28 +117,14 @@ def _choose(capture: Capture, recorded: Drawable, others: Sequence[str]) -> Choi
 
 def _choose_zoom(size: int) -> str:
     """The square of a sample of that many tokens; another sample may be too short for the one that was chosen."""
-    check_address("zoom", partial(_check_square, size), "all")
+    check_address("zoom", partial(attention_map.check_square, size), "all")
     try:
-        _check_square(size, st.session_state.get("zoom", ""))
+        attention_map.check_square(size, st.session_state.get("zoom", ""))
     except UserError as error:
         st.session_state["zoom"] = ""
         st.warning(f"{error}: shown is all")
     return st.text_input("Zoom", key="zoom", bind="query-params", placeholder="all",
                          help="The first query, the first key, and how many cells: drag a square.")  # fmt: skip
-
-
-def _check_square(size: int, text: str) -> None:
-    """Raise UserError for a text that is no square within that many tokens."""
-    parts = text.split(" ")
-    if text and (
-        len(parts) != 3
-        or not all(part.isascii() and part.isdecimal() and len(part) <= len(str(size)) for part in parts)
-    ):
-        raise UserError(f"zoom must be three numbers, a query, a key and how many cells; got {shown(text)}")
-    if text:
-        query, key, cells = map(int, parts)
-        if cells < 4 or min(query, key) < 1 or max(query, key) + cells - 1 > size:
-            raise UserError(f"zoom must be 4 cells or more within the sample's {size} tokens; got {shown(text)}")
 
 
 def _draw(folder: Path, capture: Capture, recorded: Drawable, choice: Choice) -> None:
@@ -175,7 +161,7 @@ def _draw(folder: Path, capture: Capture, recorded: Drawable, choice: Choice) ->
         "head": [head + 1 for head in recorded.heads], "query": [None, *range(1, capture.manifest.num_tokens + 1)],
     }  # fmt: skip
     size = int(sample.length_N[0])
-    checks = {"zoom": partial(_check_square, size)}
+    checks = {"zoom": partial(attention_map.check_square, size)}
     show_canvas("canvas", scene, {"thumbnails": grid.thumbnails, **arrays}, known, checks)
     _show_downloads(capture, choice)
 

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.views.attention import _check_square
 from cache.recording import write_capture
 from cache.store import Capture
 from probes import attention_map
-from probes.attention_map import PATTERN
+from probes.attention_map import PATTERN, check_square
 from smelt_interp.errors import UserError
 from tests.support.app_captures import episodes
 from tests.support.app_pages import drawn, page
@@ -82,12 +81,12 @@ def test_what_is_chosen_on_the_canvas_is_what_the_widgets_show(folder: Path) -> 
 
         import streamlit as st
 
-        from app.views.attention import _check_square
         from app.widgets.canvas import _keep
+        from probes.attention_map import check_square
 
         st.session_state["canvas"] = {"chosen": chosen}
         st.session_state["layer"] = 2
-        _keep("canvas", {"layer": [2, 3], "query": [None, 1, 2]}, {"zoom": partial(_check_square, 40)})
+        _keep("canvas", {"layer": [2, 3], "query": [None, 1, 2]}, {"zoom": partial(check_square, 40)})
 
     right = {"layer": 3, "query": 2, "zoom": "9 1 32", "serial": 5}
     for told, layer in ((right, 3), ({"layer": 9, "query": "x", "zoom": "10 1 32"}, 2), ("nonsense", 2)):
@@ -119,7 +118,7 @@ def test_a_layer_that_another_page_left_is_carried_over_or_forgotten(kept: str |
 )  # fmt: skip
 def test_a_zoom_is_a_square_of_the_sample(zoom: str, rule: str) -> None:
     with pytest.raises(UserError, match=f"zoom must be {rule}.*; got '{zoom}'"):
-        _check_square(40, zoom)
+        check_square(40, zoom)
 
 
 def test_the_zoom_is_in_the_address_and_gives_way_to_a_shorter_sample(folder: Path) -> None:
