@@ -6,9 +6,8 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
-from app.widgets.address import check_each_of
 from app.widgets.answers import answer_of, command_of, kept_answer
-from app.widgets.capture_folder import KEY, chosen_capture, other_capture_names
+from app.widgets.capture_folder import KEY, choose_others, chosen_capture
 from cache.store import Capture
 from probes import over_training
 from probes.running import catalog, overview
@@ -25,12 +24,7 @@ def overview_page(probes: Mapping[str, st.Page], folder: Path) -> None:
     capture = chosen_capture(folder)
     if capture is not None:
         with st.sidebar:
-            known = other_capture_names(folder, capture)
-            check_each_of("against", known)
-            others = st.multiselect(
-                "Beside", known, known, key="against", bind="query-params",
-                help="Captures of the same samples from other networks: its Baseline, the same network untrained.",
-            )  # fmt: skip
+            others = choose_others(folder, capture)
         try:
             _show(probes, [capture, *(Capture(folder / other) for other in others)])
         except UserError as error:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, cast
 import streamlit as st
 from pandas import DataFrame, Series
 
-from app.widgets.address import carry_over, check_each_of, check_one_of
+from app.widgets.address import carry_over, check_one_of
 from app.widgets.answers import Document, Figures, answer_of
-from app.widgets.capture_folder import chosen_capture, other_capture_names
+from app.widgets.capture_folder import choose_others, chosen_capture
 from app.widgets.options import choose_options
 from cache.store import Capture
 from probes.running import catalog, command, exports, report
@@ -40,12 +40,7 @@ def probe_page(name: str, folder: Path) -> None:
         return
     page = st.container()
     with st.sidebar:
-        known = other_capture_names(folder, capture)
-        check_each_of("against", known)
-        others = st.multiselect(
-            "Beside", known, known, key="against", bind="query-params",
-            help="Captures of the same samples from other networks: its Baseline, the same network untrained.",
-        )  # fmt: skip
+        others = choose_others(folder, capture)
         try:
             options = choose_options(probe.Options)
         except UserError as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from app.widgets.address import check_each_of
 from cache.store import Capture, is_capture, is_unfinished
 from smelt_interp.errors import UserError
 
@@ -36,6 +37,16 @@ def other_capture_names(folder: Path, capture: Capture) -> list[str]:
     digest = capture.samples_digest
     others = [folder / name for name in capture_names(folder) if name != capture.path.name]
     return [path.name for path in others if _samples_digest(path) == digest]
+
+
+def choose_others(folder: Path, capture: Capture) -> list[str]:
+    """The names of the captures of the same samples that are shown beside this one; all at first."""
+    known = other_capture_names(folder, capture)
+    check_each_of("against", known)
+    return st.multiselect(
+        "Beside", known, known, key="against", bind="query-params",
+        help="Captures of the same samples from other networks: its Baseline, the same network untrained.",
+    )  # fmt: skip
 
 
 def _samples_digest(path: Path) -> str:

@@ -35,7 +35,7 @@ from probes.running.probe import (
 )
 from probes.running.source import FIRST_TOKEN, START, UNTRAINED, SampleSet, Source, Subject, open_subjects, sample_sets
 from probes.running.stored import keep_result
-from probes.statistics.grid import RANK, Cell, Level, headline_loops
+from probes.statistics.grid import Cell, Level, headline_loops
 from probes.statistics.quantities import Record, as_table
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.errors import UserError, run_command
@@ -121,7 +121,7 @@ class Measured:
     def tables(self, level: Level) -> list[Table]:
         """The rows up to a level as a person reads them: a table, or one a quantity where the probe says so."""
         rows, notes = self.joined()
-        kinds = {row["quantity"]: None for row in rows if RANK[row["level"]] <= RANK[level]}  # type: ignore[index]
+        kinds = dict.fromkeys(row["quantity"] for row in report.up_to(rows, level))
         if len(kinds) < 2 or not getattr(self.probe, "TABLE_A_QUANTITY", False):
             return [self._readable(rows, notes, level)]
         found = [self._readable([row for row in rows if row["quantity"] == kind], [], level) for kind in kinds]

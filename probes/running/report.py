@@ -94,6 +94,11 @@ def short_names(first: str, others: Sequence[str]) -> dict[str, str]:
 # Tables
 
 
+def up_to(rows: Sequence[Record], level: Level) -> list[Record]:
+    """The rows up to a level."""
+    return [row for row in rows if RANK[row["level"]] <= RANK[level]]  # type: ignore[index]  # a Level
+
+
 def readable(
     rows: Sequence[Record], title: str, others: Mapping[str, str], level: Level, notes: Sequence[str] = ()
 ) -> Table:
@@ -102,7 +107,7 @@ def readable(
 
     `others`: the name of each other network, and what its column is called.
     """
-    shown = [row for row in rows if RANK[row["level"]] <= RANK[level]]  # type: ignore[index]  # a Level
+    shown = up_to(rows, level)
     places = (*keys_of(shown), "n")
     values = {name: {row.get(name) for row in shown} - {None} for name in places}
     # A column that varies stays; one that says the same in every row goes into the title.
