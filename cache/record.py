@@ -43,6 +43,7 @@ from smelt_interp.validation import Seed, Threads, validated
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformer_lens.hook_points import HookPoint
 
     from model.families.opening import Opening
     from model.hooks.looped_model import LoopedModel
@@ -205,16 +206,23 @@ class _Pass:
         device = self._model.device
         tokens_BT = torch.from_numpy(filled.ids_NT.astype(np.int64)).to(device)
         computed = {SITES[suffix].computed for suffix in self._kept}
+        cache: dict[str, Tensor] = {}
+        copied = bool(self._hooks) or self._model.overwrites  # else nobody writes over what is kept
+
+        def keep(x: "Tensor", hook: "HookPoint") -> None:
+            cache[str(hook.name)] = x.clone() if copied else x
+
         # The pass over all rows; the copies are dropped, and each token's log-probability is that of the next one.
         with torch.no_grad():
-            logits_BTW, cache = self._model.run_with_cache(
+            logits_BTW = self._model.run_with_hooks(
                 tokens_BT,
-                names_filter=[hook_name(step, suffix) for suffix, (steps, _) in self._kept.items() for step in steps],
+                fwd_hooks=[
+                    (hook_name(step, suffix), keep) for suffix, (steps, _) in self._kept.items() for step in steps
+                ],
                 segment_start_BT=torch.from_numpy(filled.segment_start_NT.astype(np.int64)).to(device),
                 attention="eager",
                 head_results="head_results" in computed,
                 expert_results="expert_results" in computed,
-                return_cache_object=False,
             )
             next_BT = tokens_BT.roll(-1, 1)[:num_rows]
             logits_BTW = logits_BTW[:num_rows].float()

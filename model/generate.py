@@ -96,7 +96,8 @@ def generate(
             if not going:
                 break
             tokens_BT = next_B[:, None]
-            mask_BS = torch.cat((mask_BS, torch.ones_like(mask_BS[:, :1])), 1)
+            if padded:
+                mask_BS = torch.cat((mask_BS, torch.ones_like(mask_BS[:, :1])), 1)
     return made
 
 

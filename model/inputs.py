@@ -92,39 +92,38 @@ class Inputs:
             self.check(config, request)
         length, device = self.values.shape[1], self.values.device
         query_T = torch.arange(self.held, self.held + length, device=device)
-        key_S = torch.arange(self.held + length, device=device)
         positions_BT, allowed_BTS = query_T[None], None
-        causal_1TS = (key_S <= query_T[:, None])[None]
-        if self.attention_mask_BT is not None:
+        # Whole rows are causal by themselves, and one query after all keys may look at each of them.
+        if self.attention_mask_BT is not None or self.segment_start_BT is not None or (self.held and length > 1):
+            key_S = torch.arange(self.held + length, device=device)
+            allowed_BTS = (key_S <= query_T[:, None])[None]
+        if allowed_BTS is not None and self.attention_mask_BT is not None:
             real_BS = self.attention_mask_BT.bool()
             positions_BT = (real_BS.long().cumsum(-1) - 1).clamp(min=0)[:, self.held :]
             # A padding query sees itself alone: a row without any key would be not-a-number.
-            allowed_BTS = (causal_1TS & real_BS[:, None]) | (key_S == query_T[:, None])
-        elif self.held and length > 1:  # one query after all keys may look at each of them
-            allowed_BTS = causal_1TS
-        if self.segment_start_BT is not None:
+            allowed_BTS = (allowed_BTS & real_BS[:, None]) | (key_S == query_T[:, None])
+        if allowed_BTS is not None and self.segment_start_BT is not None:
             positions_BT = query_T - self.segment_start_BT
-            within_BTS = causal_1TS & (key_S >= self.segment_start_BT[:, :, None])
-            allowed_BTS = within_BTS if allowed_BTS is None else within_BTS & allowed_BTS
-        cos_BTC, sin_BTC = rotary(config, positions_BT)
+            allowed_BTS = allowed_BTS & (key_S >= self.segment_start_BT[:, :, None])
+        cos_BT1C, sin_BT1C = rotary(config, positions_BT)
         return Pass(
             request=request,
             allowed_BTS=allowed_BTS,
-            cos_BTC=cos_BTC,
-            sin_BTC=sin_BTC,
+            cos_BT1C=cos_BT1C,
+            sin_BT1C=sin_BT1C,
             kv_cache=self.kv_cache,
             routings=routings,
         )
 
 
 def rotary(config: ModelConfig, positions_BT: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """RoPE cosines and sines at the given positions, (B, T, C) each; None without a rotary embedding."""
+    """RoPE cosines and signed sines at the given positions, (B, T, 1, C) each; None without a rotary embedding."""
     if config.rope_base is None:
         return None, None
     halves_C = torch.arange(0, config.head_width, 2, device=positions_BT.device, dtype=torch.float32)
-    angles_BTC = positions_BT[..., None].float() * config.rope_base ** (-halves_C / config.head_width)
-    angles_BTC = torch.cat((angles_BTC, angles_BTC), -1)
-    return angles_BTC.cos(), angles_BTC.sin()
+    angles_BT1C = positions_BT[..., None, None].float() * config.rope_base ** (-halves_C / config.head_width)
+    cos_BT1C, sin_BT1C = angles_BT1C.cos(), angles_BT1C.sin()
+    return torch.cat((cos_BT1C, cos_BT1C), -1), torch.cat((-sin_BT1C, sin_BT1C), -1)
 
 
 def _kind(values: Tensor) -> str:

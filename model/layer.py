@@ -27,9 +27,10 @@ class Pass:
     request: Request
     allowed_BTS: Tensor | None
     """True where a query may look; None is plain causal attention over whole rows."""
-    cos_BTC: Tensor | None
+    cos_BT1C: Tensor | None
     """RoPE cosines by position; None is a network without rotary embedding."""
-    sin_BTC: Tensor | None
+    sin_BT1C: Tensor | None
+    """RoPE sines, those of the first half of the head width with a minus."""
     kv_cache: KVCache | None
     routings: list[Routing]
     """Takes each step's routing, in order."""
@@ -70,8 +71,8 @@ class Attention(nn.Module):
         v_BTGC = hooks.hook_v(self.v_proj(x_BTD).view(batch, length, self.num_kv_heads, self.head_width))
         if self.q_norm is not None and self.k_norm is not None:
             q_BTQC, k_BTGC = self.q_norm(q_BTQC), self.k_norm(k_BTGC)
-        rotated_q_BTQC = hooks.hook_rot_q(rotate(q_BTQC, run.cos_BTC, run.sin_BTC))
-        rotated_k_BTGC = hooks.hook_rot_k(rotate(k_BTGC, run.cos_BTC, run.sin_BTC))
+        rotated_q_BTQC = hooks.hook_rot_q(rotate(q_BTQC, run.cos_BT1C, run.sin_BT1C))
+        rotated_k_BTGC = hooks.hook_rot_k(rotate(k_BTGC, run.cos_BT1C, run.sin_BT1C))
         k_BSGC, v_BSGC = rotated_k_BTGC, v_BTGC
         if run.kv_cache is not None:
             k_BSGC, v_BSGC = run.kv_cache.append(hooks.step_index, rotated_k_BTGC, v_BTGC)
@@ -201,10 +202,9 @@ def fused_attention(q_BTQC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, allowed_BTS:
     return z_BQTC.transpose(1, 2)
 
 
-def rotate(x_BTHC: Tensor, cos_BTC: Tensor | None, sin_BTC: Tensor | None) -> Tensor:
+def rotate(x_BTHC: Tensor, cos_BT1C: Tensor | None, sin_BT1C: Tensor | None) -> Tensor:
     """Rotary position embedding on halves of the head width (arXiv:2104.09864, in the half-split layout)."""
-    if cos_BTC is None or sin_BTC is None:
+    if cos_BT1C is None or sin_BT1C is None:
         return x_BTHC
-    first, second = x_BTHC.chunk(2, -1)
-    rotated_BTHC = x_BTHC * cos_BTC[:, :, None] + torch.cat((-second, first), -1) * sin_BTC[:, :, None]
+    rotated_BTHC = x_BTHC * cos_BT1C + x_BTHC.roll(x_BTHC.shape[-1] // 2, -1) * sin_BT1C
     return rotated_BTHC.to(x_BTHC.dtype)

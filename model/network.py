@@ -40,6 +40,7 @@ class LoopedMoE(LoopedModel):
     embed: nn.Embedding
     ln_final: FinalNorm
     unembed: nn.Linear | TiedUnembedding
+    overwrites = False
     restarts = True
 
     def __init__(self, config: ModelConfig, *, seed: int = 0, tokenizer: Tokenizer = BYTES) -> None:

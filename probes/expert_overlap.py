@@ -15,6 +15,7 @@ How tokens are spread over the experts on each visit is the question of `probes.
 """
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from math import comb
 from typing import TYPE_CHECKING, Annotated
@@ -32,7 +33,7 @@ from probes.running.probe import Result, answer
 from probes.statistics.arrays import is_token, token_values
 from probes.statistics.experts import INDICES, WEIGHTS, routed_steps
 from probes.statistics.grid import STEPS, Grid
-from probes.statistics.named_sums import stacked, under
+from probes.statistics.named_sums import under
 from probes.statistics.quantities import NEEDS_TWO_VISITS, Quantity, no_note
 from probes.statistics.shuffles import MOST_SHUFFLES, shuffled_positions
 from probes.statistics.sums import Reduced, Sums, Totals
@@ -103,31 +104,36 @@ def reduce(batch: Batch, grid: Grid, options: Options) -> Reduced:
     """Sums over tokens of what two choices share, as they are and shuffled."""
     token_BT = is_token(batch.samples)
     orders_XBT = shuffled_positions(token_BT, batch.sample_ids, options.resample_seed, options.shuffles)
-    found = [_pair_sums(batch, at, token_BT, orders_XBT) for at in grid.steps if not isinstance(at, int)]
-    return Reduced(by_sample=stacked("overlap", found), defined={"tokens": batch.samples.length_N > 0})
+    pairs = [at for at in grid.steps if not isinstance(at, int)]
+    found = _pair_sums(batch, pairs, token_BT, orders_XBT) if pairs else {}
+    return Reduced(by_sample=found, defined={"tokens": batch.samples.length_N > 0})
 
 
 def _pair_sums(
-    batch: Batch, pair: Pair, token_BT: NDArray[np.bool_], orders_XBT: NDArray[np.intp]
+    batch: Batch, pairs: Sequence[Pair], token_BT: NDArray[np.bool_], orders_XBT: NDArray[np.intp]
 ) -> dict[str, Floats]:
-    """`similarity.overlap_sums`, and the mean over shuffles of Jaccard and of the shared weight."""
-    early_BTK, late_BTK = (token_values(batch, step, INDICES) for step in pair)
-    weight_early_BTK, weight_late_BTK = (token_values(batch, step, WEIGHTS) for step in pair)
+    """`similarity.overlap_sums`, and the mean over shuffles of Jaccard and of the shared weight: (B, L, ...) of all L
+    pairs at once, since what costs is the number of operations."""
+    early_BTLK, weight_early_BTLK, late_BTLK, weight_late_BTLK = (
+        array_namespace(x[0]).stack(x, axis=2)
+        for x in ([token_values(batch, pair[which], suffix) for pair in pairs]
+                  for which in (0, 1) for suffix in (INDICES, WEIGHTS))
+    )  # fmt: skip
     sums = similarity.overlap_sums(
-        early_BTK, weight_early_BTK, late_BTK, weight_late_BTK, token_BT, batch.architecture.num_experts
+        early_BTLK, weight_early_BTLK, late_BTLK, weight_late_BTLK, token_BT, batch.architecture.num_experts
     )
-    # Every shuffle is a sample more: (Z, T, K), Z = X B.
-    xp, num = array_namespace(late_BTK), len(orders_XBT)
-    order_ZT1 = moved(rearrange(orders_XBT, "x b t -> (x b) t 1"), late_BTK)
-    early_ZTK, weight_early_ZTK, late_ZTK, weight_late_ZTK = (
-        repeat(x, "b t k -> (x b) t k", x=num) for x in (early_BTK, weight_early_BTK, late_BTK, weight_late_BTK)
+    # Every shuffle is a sample more: (Z, T, L, K), Z = X B.
+    xp, num = array_namespace(late_BTLK), len(orders_XBT)
+    order_ZT11 = moved(rearrange(orders_XBT, "x b t -> (x b) t 1 1"), late_BTLK)
+    early_ZTLK, weight_early_ZTLK, late_ZTLK, weight_late_ZTLK = (
+        repeat(x, "b ... -> (x b) ...", x=num) for x in (early_BTLK, weight_early_BTLK, late_BTLK, weight_late_BTLK)
     )
-    late_ZTK, weight_late_ZTK = (xp.take_along_axis(x, order_ZT1, axis=1) for x in (late_ZTK, weight_late_ZTK))
+    late_ZTLK, weight_late_ZTLK = (xp.take_along_axis(x, order_ZT11, axis=1) for x in (late_ZTLK, weight_late_ZTLK))
     token_ZT = np.tile(token_BT, (num, 1))
-    shuffled = similarity.shared_sums(early_ZTK, weight_early_ZTK, late_ZTK, weight_late_ZTK, token_ZT)
+    shuffled = similarity.shared_sums(early_ZTLK, weight_early_ZTLK, late_ZTLK, weight_late_ZTLK, token_ZT)
     for name in ("jaccard", "weighted"):
-        sums[f"shuffled_{name}"] = einops.reduce(shuffled[name], "(x b) -> b", "mean", x=num)
-    return sums
+        sums[f"shuffled_{name}"] = einops.reduce(shuffled[name], "(x b) l -> b l", "mean", x=num)
+    return {f"overlap.{name}": x for name, x in sums.items()}
 
 
 # What the sums say

@@ -13,7 +13,7 @@ from model.experts.call import ExpertCall, KeptValues, raise_outside_experts, su
 
 MOST_SLOTS = 2048
 """With more of them, groups that stay in the processor's cache are faster (docs/kernels.md)."""
-FEW_SLOTS = 8
+FEW_SLOTS = 16
 """Up to so many slots a product of matrix and vector each costs less than sorting."""
 NOTHING = KeptValues(torch.empty(0, 0), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
 

@@ -72,6 +72,8 @@ class LoopedModel(HookedRootModule):
     """Weight (D,), the gain."""
     unembed: Weighted
     """Weight (W, D)."""
+    overwrites = True
+    """Whether the network's own code may write over a value that a hook point has seen."""
     restarts = False
     """Whether a pass may start at a step (`start_at`), from the residual stream alone."""
 

@@ -65,7 +65,7 @@ def test_flops_of_a_step_are_what_torch_counts_on_the_meta_device(name: str) -> 
     config, length = CONFIGS[name], 512
     network = meta_network(config)
     request = network.request(attention="fast")
-    run = Pass(request=request, allowed_BTS=None, cos_BTC=None, sin_BTC=None, kv_cache=None, routings=[])
+    run = Pass(request=request, allowed_BTS=None, cos_BT1C=None, sin_BT1C=None, kv_cache=None, routings=[])
     x_BTD = torch.empty(1, length, config.width, device="meta")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         network.layers[0].attn(x_BTD, hooks=network.blocks[0].attn, scale=1.0, run=run)

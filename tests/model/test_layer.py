@@ -102,9 +102,9 @@ def test_positions_start_anew_with_each_document_and_after_padding():
     packed = Inputs(values=tokens_BT, segment_start_BT=torch.tensor([[0, 0, 0, 3, 3, 3]])).prepare(TINY, request, [])
     padded = Inputs(values=tokens_BT, attention_mask_BT=torch.tensor([[0, 0, 0, 1, 1, 1]])).prepare(TINY, request, [])
     plain = Inputs(values=tokens_BT).prepare(TINY, request, [])
-    assert torch.equal(packed.cos_BTC[0, 3:], plain.cos_BTC[0, :3])
-    assert torch.equal(padded.cos_BTC[0, 3:], plain.cos_BTC[0, :3])
-    assert (plain.cos_BTC[0, 0] == 1).all()
+    assert torch.equal(packed.cos_BT1C[0, 3:], plain.cos_BT1C[0, :3])
+    assert torch.equal(padded.cos_BT1C[0, 3:], plain.cos_BT1C[0, :3])
+    assert (plain.cos_BT1C[0, 0] == 1).all()
     assert plain.allowed_BTS is None
 
 
