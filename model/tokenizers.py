@@ -40,20 +40,23 @@ class HuggingFaceTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # their names in a text are text
-        framed = self._tokenizer.encode("a")
+        framed = self._encoded("a", special=True)
         special = framed.special_tokens_mask
         self.bos_id: int | None = framed.ids[0] if special and special[0] else None
         self.eos_id = self._tokenizer.token_to_id(eos_token) if eos_token else None
         if self.eos_id is None and special and special[-1]:
             self.eos_id = framed.ids[-1]
         self.pad_id = self._tokenizer.token_to_id(pad_token) if pad_token else None
-        self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+        ids = [*self._tokenizer.get_vocab().values(), self.bos_id, self.eos_id]  # a BOS may be none of the vocabulary
+        self.vocab_size = max((each for each in ids if each is not None), default=-1) + 1
 
     @cached_property
     def token_text(self) -> TokenText:
         """The bytes of each id, undone from how the file writes them; special tokens and gaps have none."""
         kinds = _kinds(self._values.get("decoder")) | _kinds(self._values.get("pre_tokenizer"))
-        added = {each["id"]: "" if each["special"] else each["content"] for each in self._values["added_tokens"]}
+        added = {
+            each["id"]: "" if each["special"] else each["content"] for each in self._values.get("added_tokens", [])
+        }
         byte_of = {character: byte for byte, character in enumerate(visible_bytes())}
         prefix = self._values["model"].get("continuing_subword_prefix") or ""
         suffix = self._values["model"].get("end_of_word_suffix") or ""
@@ -80,9 +83,15 @@ class HuggingFaceTokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise UserError(f"text must be Unicode; got half a character at {error.start}") from None
-        found = self._tokenizer.encode(text, add_special_tokens=False)
+        found = self._encoded(text, special=False)
         offsets_T2 = np.array(found.offsets, dtype=np.int64).reshape(-1, 2)
         return Encoding(np.array(found.ids, dtype=np.int32), offsets_T2[:, 0], offsets_T2[:, 1])
+
+    def _encoded(self, text: str, *, special: bool) -> tokenizers.Encoding:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=special)
+        except Exception as error:  # the library raises nothing narrower
+            raise UserError(f"{TOKENIZER} must have a token for what it does not know; got {error}") from None
 
     def decode(self, ids_T: NDArray[np.integer]) -> str:
         """The text that the ids stand for, as the file's decoder puts it together."""

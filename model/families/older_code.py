@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def adapt(config: "PretrainedConfig", folder: Path, family: Family) -> None:
-    """Change the classes that the folder's code has made; transformers takes these very ones when it loads it."""
+    """Change the classes that the folder's code has made; transformers takes these very ones when it loads it, and not
+    those that another folder with the same config class has brought before."""
+    from transformers import AutoModelForCausalLM
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
     from transformers.utils import ModelOutput
 
@@ -24,6 +26,7 @@ def adapt(config: "PretrainedConfig", folder: Path, family: Family) -> None:
     if "AutoModelForCausalLM" not in code:
         return  # transformers says what is missing
     network = get_class_from_dynamic_module(code["AutoModelForCausalLM"], str(folder), local_files_only=True)
+    AutoModelForCausalLM.register(type(config), network, exist_ok=True)
     if isinstance(tied := getattr(network, "_tied_weights_keys", None), list):
         network._tied_weights_keys = dict.fromkeys(tied, f"{family.embedding}.weight")
     for made in vars(sys.modules[network.__module__]).values():

@@ -6,6 +6,7 @@ network of another family is opened.
 
 import contextlib
 import json
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from model.families.table import FAMILIES
 from model.hooks.looped_model import LoopedModel
 from model.network import LoopedMoE
 from model.tokenizers import read_tokenizer
+from smelt_interp.architecture import MOST_STEPS
 from smelt_interp.config import MOST_BYTES, ModelConfig
 from smelt_interp.data.tokenizer import Tokenizer
 from smelt_interp.errors import UserError, one_line, shown
@@ -72,7 +74,8 @@ def untrained_network(checkpoint: str | Path, seed: int, opening: Opening = PLAI
         network.eval()
         return network
     config = _read_config(folder, opening)
-    with torch.random.fork_rng(), quiet():
+    rule = f"{folder / CONFIG} must be one that a network is made of"
+    with torch.random.fork_rng(), _theirs(config.model_type, rule):
         torch.manual_seed(seed)
         model = _model_class(config, folder).from_config(config, trust_remote_code=opening.trust_remote_code)
     return _hooked(model.float(), read_tokenizer(folder), opening)
@@ -82,6 +85,9 @@ def _hooked(model: "PreTrainedModel", tokenizer: Tokenizer, opening: Opening) ->
     network = FamilyNetwork(model, FAMILIES[model.config.model_type], tokenizer, opening.loop)
     network.eval()
     network.tokenizer  # noqa: B018  # raises when it is not the network's
+    if (family := network.architecture.family) in REMOTE:  # it must run too, and not just load
+        with torch.no_grad(), _theirs(family, "code of a checkpoint must run"):
+            network(torch.zeros(1, 2, dtype=torch.int64))
     return network
 
 
@@ -123,16 +129,13 @@ def _read_config(folder: Path, opening: Opening) -> "PretrainedConfig":
         raise UserError(
             f"{named} brings its own code, which must be trusted: add --trust-remote-code; got {folder} without"
         )
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    try:
-        with quiet(), _code_that_runs(named):
-            return AutoConfig.from_pretrained(folder, trust_remote_code=opening.trust_remote_code)
-    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-        raise UserError(
-            f"{folder / CONFIG} must be a config that transformers reads; {one_line(str(error), 120)}"
-        ) from None
+    with _theirs(named, f"{folder / CONFIG} must be a config that transformers reads"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=opening.trust_remote_code)
+    if (layers := getattr(config, "num_hidden_layers", 0)) > MOST_STEPS:  # making them would take hours
+        raise UserError(f"{folder / CONFIG} must be of at most {MOST_STEPS} layers; got {layers}")
+    return config
 
 
 def _model_class(config: "PretrainedConfig", folder: Path) -> "type[PreTrainedModel]":
@@ -147,20 +150,17 @@ def _model_class(config: "PretrainedConfig", folder: Path) -> "type[PreTrainedMo
 
 def _load(folder: Path, config: "PretrainedConfig", opening: Opening) -> "PreTrainedModel":
     """Its weights in float32, every one of them and no others."""
-    try:
-        with quiet(), _code_that_runs(config.model_type):
-            model, found = _model_class(config, folder).from_pretrained(
-                folder,
-                config=config,
-                dtype=torch.float32,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                trust_remote_code=opening.trust_remote_code,
-                local_files_only=True,
-            )
-    except (ValueError, OSError, RuntimeError, KeyError) as error:
-        raise UserError(f"{folder} must hold safetensors weights of its config; {one_line(str(error), 150)}") from None
+    with _theirs(config.model_type, f"{folder} must hold safetensors weights of its config"):
+        model, found = _model_class(config, folder).from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            trust_remote_code=opening.trust_remote_code,
+            local_files_only=True,
+        )
     for rule, names in (
         ("hold every weight; missing", "missing_keys"),
         ("hold no other weights; got", "unexpected_keys"),
@@ -175,17 +175,22 @@ def _load(folder: Path, config: "PretrainedConfig", opening: Opening) -> "PreTra
 
 
 @contextlib.contextmanager
-def _code_that_runs(family: str) -> Iterator[None]:
-    """What code of a checkpoint stumbles over, in one line: it was written for some version of everything."""
+def _theirs(family: str, rule: str) -> Iterator[None]:
+    """What transformers, or code of a checkpoint, stumbles over, in one line; what that code prints is no answer of a
+    command."""
     try:
-        yield
-    except (ImportError, AttributeError, TypeError) as error:
-        if family not in REMOTE:
-            raise
-        import transformers
+        with quiet(), contextlib.redirect_stdout(sys.stderr):
+            yield
+    except (UserError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:  # they raise whatever they like
+        if family in REMOTE and isinstance(error, (ImportError, AttributeError, TypeError)):
+            import transformers
 
-        raise UserError(f"code of a checkpoint must run with transformers {transformers.__version__}; that of {family} "
-                        f"does not: {one_line(str(error), 120)}") from None  # fmt: skip
+            # It was written for some version of everything.
+            version = transformers.__version__
+            rule = f"code of a checkpoint must run with transformers {version}; that of {family} does not"
+        raise UserError(f"{rule}; {one_line(f'{type(error).__name__}: {error}', 150)}") from None
 
 
 @contextlib.contextmanager

@@ -169,12 +169,25 @@ def test_a_folder_gives_its_tokenizer(tmp_path: Path) -> None:
         ("[" * 100_000, r"tokenizer.json must hold JSON; "),
         ("{}", r"tokenizer.json must be a file of Hugging Face's tokenizers; got "),
         ('{"model": {"type": "BPE"}}', r"must be a file of Hugging Face's tokenizers; got "),
+        (
+            '{"model": {"type": "WordLevel", "vocab": {"b": 0}, "unk_token": "?"}}',
+            r"tokenizer.json must have a token for what it does not know; got ",
+        ),
     ],
 )
 def test_files_that_are_no_tokenizer(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(UserError, match=message):
         read_tokenizer(tmp_path)
+
+
+def test_a_file_need_not_list_added_tokens_and_its_bos_counts_in_the_vocabulary() -> None:
+    values = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}}
+    assert HuggingFaceTokenizer(json.dumps(values)).token_text[1] == b"b"
+    tokenizer = Tokenizer.from_str(json.dumps(values))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 7)])
+    found = HuggingFaceTokenizer(tokenizer.to_str())
+    assert (found.bos_id, found.vocab_size) == (7, 8)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

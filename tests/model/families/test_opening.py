@@ -107,6 +107,9 @@ def test_every_probes_command_records_the_looped_network_the_unlooped_beside_it_
             {"vocab_size": 100},
             r"must hold weights of its config's shapes; got lm_head.weight of \(259, 32\) where \(100",
         ),
+        ({"num_hidden_layers": 10**9}, r"config.json must be of at most 10000 layers; got 1000000000"),
+        ({"num_attention_heads": 0}, r"config.json must be a config that transformers reads; ZeroDivisionError: "),
+        ({"num_key_value_heads": 0}, r"must hold safetensors weights of its config; ZeroDivisionError: "),
     ],
 )
 def test_a_folder_that_is_not_whole_is_one_line(
@@ -117,6 +120,14 @@ def test_a_folder_that_is_not_whole_is_one_line(
     values = json.loads((llama / "config.json").read_text(encoding="utf-8"))
     (tmp_path / "config.json").write_text(json.dumps({**values, **config}), encoding="utf-8")
     with pytest.raises(UserError, match=message):
+        open_network(tmp_path)
+
+
+def test_weights_that_are_cut_short_are_one_line(llama: Path, tmp_path: Path) -> None:
+    for file in llama.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "model.safetensors").write_bytes((llama / "model.safetensors").read_bytes()[:-8])
+    with pytest.raises(UserError, match=r"must hold safetensors weights of its config; SafetensorError: "):
         open_network(tmp_path)
 
 

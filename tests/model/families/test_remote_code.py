@@ -97,3 +97,22 @@ def test_code_that_does_not_run_here_is_one_line(tmp_path: Path, monkeypatch: py
     assert values["model_type"] == "open_mythos"
     with remote_code(), pytest.raises(UserError, match=r"code of a checkpoint must run with transformers 5\..*; "):
         open_network(folder, TRUSTED)
+
+
+@pytest.mark.parametrize(
+    ("where", "now", "message"),
+    [
+        ("configuration", "raise SystemExit(0)", "config.json must be a config that transformers reads; SystemExit: 0"),
+        ("modeling", "assert False, 'mine'", "must hold safetensors weights of its config; AssertionError: mine"),
+        ("modeling", "OuroDecoderLayer.forward = print", "code of a checkpoint must run with transformers 5.*TypeErr"),
+    ],
+)
+def test_code_that_stops_or_prints_is_one_line_and_no_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str, now: str, message: str
+) -> None:
+    folder = write_folder("ouro", tmp_path / "ouro")
+    with (folder / f"{where}_ouro.py").open("a", encoding="utf-8") as file:
+        file.write(f"\nprint('loaded')\n{now}\n")
+    with remote_code(), pytest.raises(UserError, match=message):
+        open_network(folder, TRUSTED)
+    assert "loaded" not in capsys.readouterr().out
