@@ -39,7 +39,7 @@ from probes.statistics.quantities import NULL_PREFIX, OTHER_PREFIX, Record
 from smelt_interp.architecture import Architecture
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.errors import run_command
-from smelt_interp.looped_span import NO_LAYERS, OpeningOptions
+from smelt_interp.looped_span import OpeningOptions, unlooped
 from smelt_interp.sites import SITES
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.tables import Table, print_table
@@ -110,7 +110,7 @@ def record_all(options: EveryProbe, group: SampleGroup, command: str) -> list[Pa
         loop_scale=options.loop_scale, trust_remote_code=options.trust_remote_code,
         allow_download=options.allow_download,
     )  # fmt: skip
-    others = [replace(asked, ckpt=ckpt, loop=NO_LAYERS) for ckpt in options.against]
+    others = [replace(unlooped(asked), ckpt=ckpt) for ckpt in options.against]
     for each in (asked, *others, replace(asked, untrained=True)):
         sites = group.sites(open_network(each.ckpt, each.opening()).architecture)
         out = options.captures / f"{_capture_name(each)}-{group.name}"

@@ -82,6 +82,7 @@ class Options(OpeningOptions):
     """Print the result as JSON instead of a table."""
 
     def __post_init__(self) -> None:
+        OpeningOptions.__post_init__(self)
         different("lenses", self.lenses)
 
 

@@ -20,7 +20,7 @@ from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.samples import Samples
 from smelt_interp.data.tokenizer import BYTES, Tokenizer
 from smelt_interp.errors import UserError
-from smelt_interp.looped_span import NO_LAYERS, OpeningOptions, looped_span
+from smelt_interp.looped_span import OpeningOptions, looped_span, unlooped
 from smelt_interp.validation import Threads, validated
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ def open_subjects(source: Source, seed: int) -> tuple[Subject, ...]:
         for path in paths
     ]
     # What is looped is the measured network; those beside it, which may be the same one, are opened as they are.
-    unlooped = replace(source, loop=NO_LAYERS)
-    asked = [source, *(unlooped for _ in source.against)]
+    asked = [source, *(unlooped(source) for _ in source.against)]
     subjects = [opened(path, each) for opened, path, each in zip(openers, paths, asked, strict=True)]
     if source.ckpt is not None and source.untrained:
         subjects.append(_untrained(source.ckpt, seed, source))

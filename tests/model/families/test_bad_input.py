@@ -41,6 +41,7 @@ def test_a_span_a_hub_id_and_a_site_that_are_not_there_are_one_line(
     for line, main, words in (
         ("--loop must lie within layers 1 to 4; got 3-9", sink, ("--ckpt", llama, "--loop", "3-9", *FEW)),
         ("--loop must lie within layers 1 to 4; got 3-9", recorded, ("--ckpt", llama, "--loop", "3-9", "--out", out)),
+        ("--visits and --loop-scale must come with --loop", sink, ("--ckpt", llama, "--visits", "3", *FEW)),
         ("once; got one of dory, whose code has its own order", sink, ("--ckpt", dory, "--loop", "2-3", *FEW)),
         ("a checkpoint must be a folder; got no-one/nothing", sink, ("--ckpt", "no-one/nothing", *FEW)),
         ("a folder or a hub id; got 'no-one/nothing'", sink, ("--ckpt", "no-one/nothing", "--allow-download", *FEW)),
