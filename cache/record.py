@@ -196,6 +196,8 @@ class _Pass:
         """The batch of at most `batch_size` rows; a shorter one runs filled up with copies of its last row."""
         import torch
 
+        from model.inputs import sample_inputs
+
         if _hooks(self._model) != self._hooks:
             raise UserError(
                 "batches must be read under the hooks that they were made under; got a network whose hooks have "
@@ -203,9 +205,9 @@ class _Pass:
             )
         samples, num_rows = self._samples.rows(sample_ids), len(sample_ids)
         filled = samples.rows(np.minimum(np.arange(self.batch_size), num_rows - 1))
-        device = self._model.device
-        tokens_BT = torch.from_numpy(filled.ids_NT.astype(np.int64)).to(device)
+        tokens_BT, asked = sample_inputs(filled, self._architecture, self._model.device)
         computed = {SITES[suffix].computed for suffix in self._kept}
+        asked["head_results"], asked["expert_results"] = "head_results" in computed, "expert_results" in computed
         cache: dict[str, Tensor] = {}
         copied = bool(self._hooks) or self._model.overwrites  # else nobody writes over what is kept
 
@@ -219,10 +221,7 @@ class _Pass:
                 fwd_hooks=[
                     (hook_name(step, suffix), keep) for suffix, (steps, _) in self._kept.items() for step in steps
                 ],
-                segment_start_BT=torch.from_numpy(filled.segment_start_NT.astype(np.int64)).to(device),
-                attention="eager",
-                head_results="head_results" in computed,
-                expert_results="expert_results" in computed,
+                **asked,
             )
             next_BT = tokens_BT.roll(-1, 1)[:num_rows]
             logits_BTW = logits_BTW[:num_rows].float()
@@ -236,7 +235,7 @@ class _Pass:
             architecture=self._architecture,
             samples=samples,
             sample_ids=sample_ids,
-            logprob_BT=logprob_BT.masked_fill(torch.from_numpy(is_last_BT).to(device), 0),
+            logprob_BT=logprob_BT.masked_fill(torch.from_numpy(is_last_BT).to(tokens_BT.device), 0),
             argmax_BT=argmax_BT.int(),
             sites={**sites},
             heads={suffix: heads for suffix, (_, heads) in self._kept.items() if heads},

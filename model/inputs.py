@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from model.hooks.names import Request
+from model.hooks.names import PassOptions, Request
 from model.kv_cache import KVCache
 from model.layer import Pass
 from model.losses import require_all
 from model.routing import Routing
 from smelt_interp.architecture import Architecture
 from smelt_interp.config import ModelConfig
+from smelt_interp.data.samples import Samples
 from smelt_interp.errors import UserError
 
 
@@ -128,3 +130,18 @@ def rotary(config: ModelConfig, positions_BT: Tensor) -> tuple[Tensor | None, Te
 
 def _kind(values: Tensor) -> str:
     return f"{str(values.dtype).removeprefix('torch.')} {tuple(values.shape)}"
+
+
+def sample_inputs(samples: Samples, architecture: Architecture, device: torch.device) -> tuple[Tensor, PassOptions]:
+    """The tokens (B, T) of samples, and the options under which each document is read as if it were alone: padding
+    stands on the right, where only a network that is not causal sees it."""
+    tokens_BT, start_BT, real_BT = (
+        torch.from_numpy(x_BT.astype(np.int64)).to(device)
+        for x_BT in (
+            samples.ids_NT,
+            samples.segment_start_NT,
+            np.arange(samples.ids_NT.shape[1]) < samples.length_N[:, None],
+        )
+    )
+    options: PassOptions = {"segment_start_BT": start_BT, "attention": "eager"}
+    return tokens_BT, options if architecture.causal else {**options, "attention_mask_BT": real_BT}

@@ -18,6 +18,7 @@ from torch import Tensor
 from model.hooks.interventions import Edit, Sources
 from model.hooks.looped_model import LoopedModel
 from model.hooks.names import PassOptions
+from model.inputs import sample_inputs
 from probes.statistics.bootstrap import interval, weights
 from smelt_interp.data.dyck_scores import answer_loss, teacher_forced
 from smelt_interp.data.samples import Samples
@@ -75,7 +76,6 @@ class EditedPasses:
         model.request(head_results=True, expert_results=True).check(asked)
         computed = {site_of(name).computed for name in asked}
         self._options: PassOptions = {
-            "attention": "eager",
             "head_results": "head_results" in computed,
             "expert_results": "expert_results" in computed,
         }
@@ -122,11 +122,8 @@ class EditedPasses:
         return self.model.run_with_hooks(sources.own[hook_name(first, PRE)], fwd_hooks=hooks, **options)
 
     def _inputs(self, samples: Samples) -> tuple[Tensor, PassOptions]:
-        tokens_BT, start_BT = (
-            torch.from_numpy(x_BT.astype(np.int64)).to(self.model.device)
-            for x_BT in (samples.ids_NT, samples.segment_start_NT)
-        )
-        return tokens_BT, {**self._options, "segment_start_BT": start_BT}
+        tokens_BT, options = sample_inputs(samples, self.model.architecture, self.model.device)
+        return tokens_BT, {**options, **self._options}
 
     def _means(self, batch_size: int) -> dict[str, Tensor]:
         """Means over all tokens of all samples, in float64."""

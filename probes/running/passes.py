@@ -5,8 +5,6 @@ torch is imported by whoever runs a network; this file is imported by commands t
 
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
 from cache.batch import Batch
 
 if TYPE_CHECKING:
@@ -19,13 +17,9 @@ if TYPE_CHECKING:
 def pass_inputs(network: "LoopedModel", batch: Batch) -> "tuple[Tensor, PassOptions]":
     """The tokens (B, T) of a batch and the options under which its own pass ran: `network(tokens_BT, **options)` gives
     its logits again."""
-    import torch
+    from model.inputs import sample_inputs
 
-    tokens_BT, start_BT = (
-        torch.from_numpy(x_BT.astype(np.int64)).to(network.device)
-        for x_BT in (batch.samples.ids_NT, batch.samples.segment_start_NT)
-    )
-    return tokens_BT, {"segment_start_BT": start_BT, "attention": "eager"}
+    return sample_inputs(batch.samples, network.architecture, network.device)
 
 
 def tensor(batch: Batch, step: int, suffix: str) -> "Tensor":

@@ -9,18 +9,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cache.record import run_batches
 from model.families.network import FamilyNetwork
 from model.families.opening import REMOTE
 from model.families.table import FAMILIES
 from model.generate import Sampling, generate
 from model.hooks.activation_cache import VisitCache
 from model.kv_cache import KVCache
+from probes.running.passes import pass_inputs
 from smelt_interp.costs.spans import LayerRange
 from smelt_interp.errors import UserError
 from smelt_interp.looped_span import LoopedSpan
 from smelt_interp.plan import Step
 from smelt_interp.sites import SITES, hook_name
 from tests.support.families import LOOPS, SETTINGS, SPAN, hooked, plain
+from tests.support.planted import text_samples
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 TOKENS_BT = torch.randint(0, 250, (2, 20), generator=torch.Generator().manual_seed(0))
@@ -161,6 +164,21 @@ def test_left_padding_is_alone(name: str) -> None:
     torch.testing.assert_close(
         network(name)(padded_BT, attention_mask_BT=mask_BT)[:, 5:], alone_BTW, atol=2e-5, rtol=2e-4
     )
+
+
+@every_family
+@torch.no_grad()
+def test_padding_on_the_right_changes_nothing_for_the_tokens_before_it(name: str) -> None:
+    samples = text_samples(3, 12, padding=2)
+    (batch,) = run_batches(network(name), samples, (PATTERN,), batch_size=3)
+    tokens_BT, asked = pass_inputs(network(name), batch)
+    logits_BTW = network(name)(tokens_BT, **asked)
+    for row, length in enumerate(samples.length_N.tolist()):
+        alone_1TW, next_T = network(name)(tokens_BT[row : row + 1, :length]), tokens_BT[row, 1:length, None]
+        torch.testing.assert_close(logits_BTW[row, :length], alone_1TW[0], atol=2e-5, rtol=2e-4)
+        logprob_T = alone_1TW[0, :-1].log_softmax(-1).gather(-1, next_T)[:, 0]
+        torch.testing.assert_close(batch.logprob_BT[row, : length - 1], logprob_T, atol=2e-5, rtol=2e-4)
+        assert not batch.sites[0, PATTERN][row, :, :length, length:].any()
 
 
 @every_family
