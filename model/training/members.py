@@ -1,13 +1,18 @@
 """Networks that are compared: each a run of its own on the same tokens, sized before any trains, each going on from
-where it stands."""
+where it stands, in turn or several at once."""
 
 import csv
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from model.ranks import is_first_rank, wait
+import tyro
+from pydantic import Field
+
+from model.ranks import is_first_rank, num_ranks, wait
+from model.training.at_once import train_at_once
 from model.training.metrics import METRICS, MOST_BYTES
 from model.training.options import Recipe, TrainOptions
 from model.training.run_folder import ANEW, CHECKPOINT, check_same
@@ -18,8 +23,22 @@ from smelt_interp.costs.matching import MatchRequest, twin
 from smelt_interp.errors import UserError
 from smelt_interp.input_files import read_input
 from smelt_interp.terminal.output_files import make_folder, write_whole
+from smelt_interp.validation import validated
 
 BASELINE = "baseline"
+
+
+@validated
+class MemberOptions(Recipe):
+    """A Baseline, how its twins are sized, and how all are trained."""
+
+    baseline: str
+    """A named pair whose Baseline it is (100M, 200M, 600M, 1.6B, demo), or a config file (JSON)."""
+    out: Path
+    """Folder of all runs."""
+    at_once: Annotated[int, Field(ge=1, le=1024)] = 1
+    """So many train at the same time, each a process; with --device cuda each has a GPU of its own."""
+    match: tyro.conf.OmitArgPrefixes[MatchRequest] = MatchRequest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,31 +78,44 @@ def sized(name: str, baseline: ModelConfig, request: MatchRequest, attended_toke
         raise UserError(f"{name} cannot be matched: {error}") from None
 
 
-def train_members(members: Sequence[Member], recipe: Recipe, out: Path) -> list[Trained]:
+def train_members(members: Sequence[Member], options: MemberOptions) -> list[Trained]:
     """Train, or go on with, each in a folder of its own; those that are finished are read.
 
-    Raises `UserError` as `train` does, and when two have not read the same tokens in the same order.
+    Raises `UserError` as `train` and `train_at_once` do, before any trains where a folder holds another run, and when
+    two have not read the same tokens in the same order.
     """
-    found: list[Trained] = []
-    for member in members:
-        folder = out / f"{member.name}-seed-{member.seed}"
-        config = folder / "config.json"
-        make_folder(folder)
-        if is_first_rank() and not config.exists():
-            write_whole(config, (json.dumps(member.config.to_json(), indent=1) + "\n").encode())
-        wait()
-        options = recipe.run(config, folder, member.seed)
-        if ModelConfig.load(config) != member.config:
-            raise UserError(f"{config} must hold the network that {member.name} is now; choose another --out")
-        if (folder / CHECKPOINT).exists():
-            check_same(options)
-        else:
-            print(f"{member.name}, seed {member.seed}", flush=True)
-            train(options)
-        found.append(_read(member, options))
+    if num_ranks() > 1 < options.at_once:
+        raise UserError(f"--at-once must be 1 under torchrun, whose ranks train one together; got {options.at_once}")
+    runs = {f"{each.name}, seed {each.seed}": _run(each, options) for each in members}
+    unfinished = {name: run for name, run in runs.items() if not (run.out / CHECKPOINT).exists()}
+    if options.at_once > 1 and unfinished:
+        train_at_once(unfinished, options.at_once)
+    else:
+        for name, run in unfinished.items():
+            print(name, flush=True)
+            train(run)
+    found = [_read(member, run) for member, run in zip(members, runs.values(), strict=True)]
     if len({each.digest for each in found}) > 1:
-        raise UserError(f"the networks in {out} must have read the same tokens in the same order; they have not")
+        raise UserError(
+            f"the networks in {options.out} must have read the same tokens in the same order; they have not"
+        )
     return found
+
+
+def _run(member: Member, options: MemberOptions) -> TrainOptions:
+    """The run of a member, whose config is in its folder. Raises `UserError` when the folder holds another run."""
+    folder = options.out / f"{member.name}-seed-{member.seed}"
+    config = folder / "config.json"
+    make_folder(folder)
+    if is_first_rank() and not config.exists():
+        write_whole(config, (json.dumps(member.config.to_json(), indent=1) + "\n").encode())
+    wait()
+    run = options.run(config, folder, member.seed)
+    if ModelConfig.load(config) != member.config:
+        raise UserError(f"{config} must hold the network that {member.name} is now; choose another --out")
+    if (folder / CHECKPOINT).exists():
+        check_same(run)
+    return run
 
 
 def _read(member: Member, options: TrainOptions) -> Trained:

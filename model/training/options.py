@@ -1,5 +1,6 @@
 """What one training run is: every number that decides its weights, and those that only decide what is kept and seen."""
 
+import shlex
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -26,6 +27,7 @@ FREE = frozenset(
     {"out", "threads", "device", "expert_parallel", "save_every", "keep_every", "evaluate_every", "horizons"}
 )
 """What may change when a run goes on: it decides no weight but by rounding."""
+TRAIN = "model.training.train"
 
 Steps = Annotated[int, Field(ge=1, le=10**9)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
@@ -165,11 +167,15 @@ class TrainOptions(Recipe):
         return {name: list(value) if isinstance(value, tuple) else value for name, value in flags.items()}
 
     def command(self) -> str:
-        """The command line that makes the run: every option that is not the default."""
+        """The command line that makes the run."""
+        return shlex.join(["python", "-m", TRAIN, *self.arguments(Path("runs", self.name))])
+
+    def arguments(self, out: Path) -> list[str]:
+        """Those of the command: the network, the folder, and every option that is not the default."""
         usual = _by_flag(TrainOptions(out=self.out, preset=self.preset, config=self.config))
-        named = "--preset " + self.preset if self.preset else "--config " + self.config
-        changed = "".join(f" {_flag(name, value)}" for name, value in _by_flag(self).items() if value != usual[name])
-        return f"python -m model.training.train {named} --out runs/{self.name}{changed}"
+        named = ["--preset", self.preset] if self.preset else ["--config", self.config]
+        changed = [(name, value) for name, value in _by_flag(self).items() if value != usual[name]]
+        return [*named, "--out", str(out), *(word for name, value in changed for word in _flag(name, value))]
 
 
 def _by_flag(options: TrainOptions) -> dict[str, object]:
@@ -179,6 +185,6 @@ def _by_flag(options: TrainOptions) -> dict[str, object]:
     return flags
 
 
-def _flag(name: str, value: object) -> str:
-    words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-    return f"--{name.replace('_', '-')} {words}"
+def _flag(name: str, value: object) -> list[str]:
+    values = value if isinstance(value, tuple) else (value,)
+    return [f"--{name.replace('_', '-')}", *map(str, values)]

@@ -3,20 +3,17 @@
     python -m model.training.pair --baseline demo --visits 2 --out runs/pair
 
 The looped network is the twin that `smelt_interp.costs.matching` finds: same FLOPs, parameters and KV cache, F / D
-held. An interrupted pair goes on. What the two know of texts, paired by document: `python -m probes.domain_loss`.
+held. They train in turn, or side by side with `--at-once 2`; an interrupted pair goes on. What the two know of texts,
+paired by document: `python -m probes.domain_loss`.
 """
 
 from dataclasses import asdict
-from pathlib import Path
-
-import tyro
 
 from model import ranks
-from model.training.members import BASELINE, Member, Trained, sized, train_members
-from model.training.options import Recipe
+from model.training.members import BASELINE, Member, MemberOptions, Trained, sized, train_members
 from smelt_interp.config import ModelConfig
 from smelt_interp.costs.budget import budget, mismatch
-from smelt_interp.costs.matching import MatchRequest, baseline_network, shape_text
+from smelt_interp.costs.matching import baseline_network, shape_text
 from smelt_interp.errors import run_command
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.tables import Cell, Table, percent, print_table
@@ -24,16 +21,11 @@ from smelt_interp.validation import Seed, validated
 
 
 @validated
-class PairOptions(Recipe):
+class PairOptions(MemberOptions):
     """A Baseline, how its twin is sized, and how both are trained."""
 
-    baseline: str
-    """A named pair whose Baseline it is (100M, 200M, 600M, 1.6B, demo), or a config file (JSON)."""
-    out: Path
-    """Folder of both runs."""
     seed: Seed = 0
     """Of the weights; the mixture has its own."""
-    match: tyro.conf.OmitArgPrefixes[MatchRequest] = MatchRequest()
 
 
 def train_pair(options: PairOptions) -> list[Trained]:
@@ -42,7 +34,7 @@ def train_pair(options: PairOptions) -> list[Trained]:
     looped = sized("looped", baseline, options.match, attended_tokens)
     members = [Member(name=BASELINE, config=baseline, seed=options.seed)]
     members.append(Member(name="looped", config=looped, seed=options.seed))
-    return train_members(members, options, options.out)
+    return train_members(members, options)
 
 
 def shape_cells(config: ModelConfig, baseline: ModelConfig, attended_tokens: float) -> list[Cell]:

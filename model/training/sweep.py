@@ -11,16 +11,15 @@
                of them chosen; neither is looped
 
 With `--seeds` every member is trained so often, and what it has over the Baseline is paired by seed. All members are
-sized before any trains; an interrupted sweep goes on. It ends in `runs.csv`, which `smelt_interp.scaling fit` and
-`smelt_interp.scaling.repeat` read, together with those of other budgets and horizons, and `scores.csv` for
-`smelt_interp.scaling.calibration fit`.
+sized before any trains, in turn or so many `--at-once`; an interrupted sweep goes on. It ends in `runs.csv`, which
+`smelt_interp.scaling fit` and `smelt_interp.scaling.repeat` read, together with those of other budgets and horizons,
+and `scores.csv` for `smelt_interp.scaling.calibration fit`.
 """
 
 import csv
 import io
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
@@ -29,8 +28,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from model import ranks
-from model.training.members import BASELINE, Member, Trained, sized, train_members
-from model.training.options import Recipe
+from model.training.members import BASELINE, Member, MemberOptions, Trained, sized, train_members
 from model.training.pair import shape_cells
 from smelt_interp.config import ModelConfig, default_loop_scale
 from smelt_interp.costs.budget import budget
@@ -49,23 +47,18 @@ Floats = NDArray[np.float64]
 
 
 @validated
-class SweepOptions(Recipe):
+class SweepOptions(MemberOptions):
     """What varies, around which network, and how all are trained."""
 
     axis: tyro.conf.Positional[Axis]
     """What varies."""
     values: tyro.conf.Positional[Annotated[tuple[str, ...], Field(min_length=1, max_length=100)]]
     """Its values; of controls: parameters, experts, or both."""
-    baseline: str
-    """A named pair whose Baseline it is (100M, 200M, 600M, 1.6B, demo), or a config file (JSON)."""
-    out: Path
-    """Folder of all runs and of the CSV files."""
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1, max_length=100)] = (0,)
     """Of the weights: one training each of every member; the mixture has its own."""
-    match: tyro.conf.OmitArgPrefixes[MatchRequest] = MatchRequest()
 
     def __post_init__(self) -> None:
-        Recipe.__post_init__(self)
+        MemberOptions.__post_init__(self)
         different("values", self.values)
         different("seeds", self.seeds)
 
@@ -132,7 +125,7 @@ def sweep(options: SweepOptions) -> tuple[Table, dict[str, bytes]]:
     members = configs(options)
     found = train_members(
         [Member(name=name, config=config, seed=seed) for name, config in members.items() for seed in options.seeds],
-        options, options.out,
+        options,
     )  # fmt: skip
     by_name = {name: [each for each in found if each.member.name == name] for name in members}
     shots = max(found[0].exact_match, default=None)
