@@ -29,8 +29,6 @@ def check_ranks(config: ModelConfig, options: TrainOptions) -> None:
             f"ranks must be at most {rows}, the rows of a part of a step, so that each reads one; got {size}: give "
             "more rows, or a smaller --accumulate"
         )
-    if size > 1 and options.optimizer == "muon":
-        raise UserError(f"muon must have whole matrices, on one rank; got {size} ranks: use --optimizer adamw")
     if size % expert_parallel or config.num_experts % expert_parallel:
         raise UserError(
             f"--expert-parallel must divide the {size} ranks and the {config.num_experts} experts; got "
