@@ -7,9 +7,9 @@ every update. So each update contributes (update * gain / scale) . unembedding o
 
 where the bias is that of the final norm, if it has one (a LayerNorm, which takes the mean off each update too), and the
 remainder is what the network does beside adding updates to its stream (ours, Llama and its kin: nothing). A
-step's contribution is the sum of its heads' and its experts'. `direct` effects alone: what a later layer makes of an
-update is that layer's contribution. Means over the tokens that are followed by another of their document; the headline
-has the sum over the steps of each part of the network.
+step's contribution is the sum of its heads' and its experts', and of what a bias of its attention adds. `direct`
+effects alone: what a later layer makes of an update is that layer's contribution. Means over the tokens that are
+followed by another of their document; the headline has the sum over the steps of each part of the network.
 
 Nulls. `shuffled`: the same update asked for the next token of another position of its sample, the exact mean over all
 shuffles.
@@ -46,7 +46,7 @@ DATA = DataOptions(data=("dyck", "code"), samples=32)
 OVERVIEW = ()
 
 BEFORE, AFTER = "hook_resid_pre", "hook_resid_post"
-UPDATES = {"attention": "hook_attn_out", "experts": "hook_mlp_out"}
+UPDATES = ("hook_attn_out", "hook_mlp_out")
 HEADS, SLOTS, CHOSEN = "attn.hook_result", "mlp.hook_expert_result", "mlp.hook_expert_indices"
 CONTRIBUTION, ENTERED, BIAS, REMAINDER, LOGIT = "contribution", "entered", "bias", "remainder", "logit"
 
@@ -64,7 +64,7 @@ class Layout(NamedTuple):
 
     grid: Grid
     updates: tuple[str, ...]
-    """attention and experts (in a dense network its feed-forward layer), or layer where only their sum is known."""
+    """attention and experts (in a dense network MLP), or layer where only their sum is known."""
     heads: bool
     experts: int
     """How many there are; 0 where they are not known apart."""
@@ -72,7 +72,7 @@ class Layout(NamedTuple):
 
 def needs(architecture: Architecture) -> tuple[str, ...]:
     """The stream, and the finest updates that the network computes."""
-    finest = (*UPDATES.values(), HEADS, SLOTS, *([CHOSEN] if SLOTS in architecture.sites else []))
+    finest = (*UPDATES, HEADS, SLOTS, *([CHOSEN] if SLOTS in architecture.sites else []))
     return (BEFORE, AFTER, *(site for site in finest if site in architecture.sites))
 
 
@@ -89,9 +89,9 @@ def result(sums: Sums[Layout, Options]) -> Result:
 def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> Layout:
     """Every step, and what is known of its update."""
     sites = batch.architecture.sites
-    apart = all(site in sites for site in UPDATES.values())
-    experts = batch.architecture.num_experts if SLOTS in sites else 0
-    return Layout(step_grid(batch, (), loops), tuple(UPDATES) if apart else ("layer",), HEADS in sites, experts)
+    apart, num_experts = all(site in sites for site in UPDATES), batch.architecture.num_experts
+    updates = ("attention", "experts" if num_experts else "MLP") if apart else ("layer",)
+    return Layout(step_grid(batch, (), loops), updates, HEADS in sites, num_experts if SLOTS in sites else 0)
 
 
 # Arithmetic
@@ -163,7 +163,7 @@ def of_step(batch: Batch, step: int, layout: Layout, direction_BTD: "Tensor") ->
     if layout.updates == ("layer",):
         updates = [tensor(batch, step, AFTER).double() - tensor(batch, step, BEFORE)]
     else:
-        updates = [tensor(batch, step, site).double() for site in UPDATES.values()]
+        updates = [tensor(batch, step, site).double() for site in UPDATES]
     found = {"updates": torch.stack([(update * direction_BTD).sum((1, 2)) for update in updates], -1)}
     if layout.heads:
         found["heads"] = torch.einsum("btqd,btd->bq", tensor(batch, step, HEADS).double(), direction_BTD)

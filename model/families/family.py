@@ -57,6 +57,8 @@ class Family:
         default_factory=lambda: {"attn.hook_q": "self_attn.q_proj", "attn.hook_k": "self_attn.k_proj"}
     )
     """Sites whose value is the output of a module, all heads side by side."""
+    heads_out: str = "self_attn.o_proj"
+    """The map from all heads' values, side by side, to the attention's output."""
     attn_out: str = "self_attn"
     """The module whose output is added to the stream."""
     mlp_out: str = "mlp"
@@ -67,6 +69,8 @@ class Family:
     router: str = ""
     """The module that gives router logits, weights of the chosen experts, and which are chosen."""
     router_kind: Router = "none"
+    experts: str = ""
+    """The module that gives the sum of the chosen experts' outputs, which is what `mlp_out` adds."""
     num_experts: str = "num_experts"
     """The config's word for it."""
     halting: str = ""
@@ -86,6 +90,11 @@ class Family:
     """The config's word for it."""
     masked: bool = False
     """Whether it predicts masked tokens instead of the next one."""
+
+    @property
+    def heads_apart(self) -> bool:
+        """Whether what attention adds is the sum of its heads' results, and a bias if the map has one."""
+        return bool(self.heads_out) and self.attn_out == self.attention
 
     def sites(self) -> tuple[str, ...]:
         """The sites that its modules give."""
@@ -107,9 +116,11 @@ class Family:
             "attn.hook_attn_scores": True,
             "attn.hook_pattern": True,
             "attn.hook_z": True,
+            "attn.hook_result": self.heads_apart,
             "mlp.hook_router_logits": bool(self.router),
             "mlp.hook_expert_indices": bool(self.router),
             "mlp.hook_expert_weights": bool(self.router),
+            "mlp.hook_expert_result": bool(self.experts),
         }
         return tuple(suffix for suffix, holds in given.items() if holds)
 

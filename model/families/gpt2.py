@@ -9,6 +9,7 @@ GPT2 = Family(
     attention="attn",
     rotary=False,
     projections={},
+    heads_out="attn.c_proj",
     attn_out="attn",
     first_norm="ln_1",
     second_norm="ln_2",

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from model.families.llama import LLAMA
 
-QWEN3_MOE = replace(LLAMA, router="mlp.gate", router_kind="softmax")
+QWEN3_MOE = replace(LLAMA, router="mlp.gate", router_kind="softmax", experts="mlp.experts")
 OLMOE = QWEN3_MOE
 """Its norms of queries and keys span all heads; the sites are before them."""
 MIXTRAL = replace(QWEN3_MOE, num_experts="num_local_experts")

@@ -29,12 +29,16 @@ def install(family: Family, layer: int, module: nn.Module) -> None:
     for folder, path in (("ln1", family.first_norm), ("ln2", family.second_norm)):
         if path:
             module.get_submodule(path).register_forward_hook(partial(_normed, folder, family))
+    if family.heads_apart:
+        module.get_submodule(family.heads_out).register_forward_hook(_heads_joined)
     if family.attn_out:
         module.get_submodule(family.attn_out).register_forward_hook(_attention_update)
     if family.mlp_out:
         module.get_submodule(family.mlp_out).register_forward_hook(_mlp_update)
         if family.second_norm:
             module.get_submodule(family.second_norm).register_forward_pre_hook(_middle)
+    if family.experts:
+        module.get_submodule(family.experts).register_forward_hook(_experts_joined)
     if family.router:
         router = module.get_submodule(family.router)
         router.forward = partial(_routed, router.forward)  # logits are seen inside it
@@ -77,6 +81,19 @@ def _normed(folder: str, family: Family, module: nn.Module, args: tuple[Tensor, 
     if (run := RUNNING.get()) is None:
         return None
     return through(run.points(folder), module, family.norm, args[0], output)
+
+
+def _heads_joined(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+    """The sum of the heads' results, where a pass asks for them: each has the loop factor inside, which the update gets
+    when it leaves the attention."""
+    if (run := RUNNING.get()) is None or not run.request.head_results:
+        return None
+    weight_ID = module.weight.T if isinstance(module, nn.Linear) else module.weight  # GPT-2's is turned
+    weight_QCD = _tensor(weight_ID).unflatten(0, (-1, run.request.architecture.head_width))
+    z_BTQC = args[0].unflatten(-1, weight_QCD.shape[:2])
+    result_BTQD = run.through("attn.hook_result", torch.einsum("btqc,qcd->btqd", z_BTQC, weight_QCD * run.factor))
+    update_BTD = result_BTQD.sum(2) / run.factor
+    return update_BTD if module.bias is None else update_BTD + _tensor(module.bias)
 
 
 def _attention_update(module: nn.Module, args: tuple[object, ...], output: object) -> object:
@@ -136,6 +153,17 @@ def _routed(forward: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], x: Tenso
     with _Logits(partial(through, "router_logits")):
         logits_NE, weights_NK, experts_NK = forward(x)
     return logits_NE, through("expert_weights", weights_NK), through("expert_indices", experts_NK)
+
+
+def _experts_joined(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+    """The sum of the chosen experts' results, where a pass asks for them: the authors' code once a slot, with the loop
+    factor as in `_heads_joined`."""
+    if (run := RUNNING.get()) is None or not run.request.expert_results:
+        return None
+    x_ND, slots = args[0], zip(*(x_NK.split(1, -1) for x_NK in args[1:]), strict=True)  # experts and weights, N by 1
+    result_NKD = torch.stack([module.forward(x_ND, *slot) for slot in slots], 1) * run.factor
+    result_BTKD = run.through("mlp.hook_expert_result", result_NKD.unflatten(0, (run.batch, -1)))
+    return result_BTKD.sum(2).flatten(0, 1) / run.factor
 
 
 def _scaled(run: FamilyRun, update_BTD: Tensor) -> Tensor:

@@ -280,8 +280,9 @@ def _loop(model: "PreTrainedModel", config: "PretrainedConfig", family: Family, 
 
 def _require_parts(family: Family, module: nn.Module, layer: int) -> None:
     """Raise `UserError` when a layer is not built as its family's row says."""
-    paths = (family.attention, family.attn_out, family.mlp_out, family.first_norm, family.second_norm, family.router,
-             *family.projections.values())  # fmt: skip
+    heads_out = family.heads_out if family.heads_apart else ""
+    paths = (family.attention, heads_out, family.attn_out, family.mlp_out, family.first_norm, family.second_norm,
+             family.router, family.experts, *family.projections.values())  # fmt: skip
     known = dict(module.named_modules())
     if missing := [path for path in paths if path and path not in known]:
         raise UserError(f"every layer must have the parts of its family; layer {layer + 1} has no {missing[0]}")

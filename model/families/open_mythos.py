@@ -26,6 +26,7 @@ OPEN_MYTHOS = Family(
     attention="attn",
     calls="softmax",
     projections={"attn.hook_q": "attn.wq", "attn.hook_k": "attn.wk", "attn.hook_v": "attn.wv"},
+    heads_out="attn.wo",
     attn_out="attn",
     mlp_out="ffn",
     first_norm="attn_norm",

@@ -79,7 +79,12 @@ def test_batches_do_not_matter() -> None:
 def test_other_networks_are_attributed_as_far_as_their_streams_are_sums() -> None:
     rows = measure(hooked("llama", SPAN)).rows()
     assert pick(rows, quantity="remainder")["value"] == pytest.approx(0, abs=1e-5)
-    assert not values(rows, "head", "attention"), "their heads' updates are not known apart"
+    assert {row["of"] for row in rows if row.get("of")} == {"attention", "MLP"}, "a dense network has no experts"
+    mixture = measure(hooked("olmoe", SPAN)).rows()
+    for of, found in (("attention", rows), ("attention", mixture), ("experts", mixture)):
+        units = values(found, "head", of)
+        for (layers, visit, _), value in values(found, "layer", of).items():
+            assert sum(x for at, x in units.items() if at[:2] == (layers, visit)) == pytest.approx(value, abs=1e-6)
     own = measure(hooked("dory")).rows()
     assert {row["of"] for row in own if row.get("of")} == {"layer"}
     nested = measure(DenseNested().eval()).rows()
@@ -94,7 +99,7 @@ def test_behind_a_layer_norm_updates_count_without_their_mean_and_its_bias_has_a
     assert pick(rows, quantity="remainder")["value"] == pytest.approx(0, abs=1e-6)
     bias = pick(rows, layers="bias")["value"]
     parts = pick(rows, layers="entered")["value"] + sum(
-        sum(values(rows, "layer", of).values()) for of in ("attention", "experts")
+        sum(values(rows, "layer", of).values()) for of in ("attention", "MLP")
     )
     assert parts + bias == pytest.approx(pick(rows, quantity="logit")["value"], abs=1e-6)
     next_WD = network.W_U.T - centre * network.W_U.mean(1)

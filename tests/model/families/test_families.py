@@ -15,6 +15,7 @@ from model.families.opening import REMOTE
 from model.families.table import FAMILIES
 from model.generate import Sampling, generate
 from model.hooks.activation_cache import VisitCache
+from model.hooks.names import PassOptions
 from model.kv_cache import KVCache
 from probes.running.passes import pass_inputs
 from smelt_interp.costs.spans import LayerRange
@@ -30,6 +31,8 @@ TOKENS_BT = torch.randint(0, 250, (2, 20), generator=torch.Generator().manual_se
 LOOPABLE = [name for name, family in FAMILIES.items() if family.loopable]
 ROUTED = [name for name, family in FAMILIES.items() if family.router]
 PATTERN, PRE, MID, POST = "attn.hook_pattern", "hook_resid_pre", "hook_resid_mid", "hook_resid_post"
+
+PARTS: PassOptions = {"head_results": True, "expert_results": True}
 
 every_family = pytest.mark.parametrize("name", SETTINGS)
 
@@ -89,8 +92,9 @@ def test_every_name_fires_once_with_the_axes_of_the_table(name: str) -> None:
     shape = model.architecture
     size = {"B": 2, "T": 20, "S": 20, "1": 1, "D": shape.width, "Q": shape.num_heads, "G": shape.num_kv_heads,
             "C": shape.head_width, "E": shape.num_experts, "K": shape.top_k}  # fmt: skip
-    _, found = model.run_with_cache(TOKENS_BT)
-    assert set(found) == set(model.request().names())
+    logits_BTW, found = model.run_with_cache(TOKENS_BT, **PARTS)
+    assert set(found) == set(model.request(**PARTS).names())
+    torch.testing.assert_close(logits_BTW, model(TOKENS_BT), atol=1e-5, rtol=1e-4)
     for step in range(len(model.plan)):
         for suffix in shape.sites:
             assert found[suffix, step].shape == tuple(size[axis] for axis in SITES[suffix].axes), suffix
@@ -117,16 +121,31 @@ def check_norm(norm: nn.Module, x_BTD: Tensor, found: VisitCache, at: str) -> No
 def test_putting_a_tensor_back_changes_nothing_and_halving_it_does(name: str) -> None:
     model, step = network(name), len(network(name).plan) // 2
     model = model if not model.family.loopable else looped(name)
-    whole = model(TOKENS_BT)
+    as_is = model(TOKENS_BT)
     final = [at for at in ("ln_final.hook_scale", "ln_final.hook_normalized") if at in model.hook_dict]
     assert bool(final) == (name != "albert")
+    in_parts = model(TOKENS_BT, **PARTS)
     for at in (*(hook_name(step, suffix) for suffix in model.architecture.sites), *final):
         if at.endswith("indices"):
             continue
-        back = model.run_with_hooks(TOKENS_BT, fwd_hooks=[(at, lambda x, hook: x.clone())])
-        half = model.run_with_hooks(TOKENS_BT, fwd_hooks=[(at, lambda x, hook: x / 2)])
+        whole, parts = (in_parts, PARTS) if at.endswith("result") else (as_is, {})
+        back = model.run_with_hooks(TOKENS_BT, fwd_hooks=[(at, lambda x, hook: x.clone())], **parts)
+        half = model.run_with_hooks(TOKENS_BT, fwd_hooks=[(at, lambda x, hook: x / 2)], **parts)
         assert torch.equal(back, whole), at
         assert not torch.equal(half, whole) or at.endswith(PRE), at  # a norm may take a factor away
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.heads_apart])
+@torch.no_grad()
+def test_heads_and_experts_make_up_what_attention_and_mixture_add(name: str) -> None:
+    model = looped(name) if name in LOOPABLE else network(name)
+    _, found = model.run_with_cache(TOKENS_BT, **PARTS)
+    for step, (layer, _) in enumerate(model.plan):
+        joined = model.layer_modules()[step if name in LOOPABLE else layer].get_submodule(FAMILIES[name].heads_out)
+        bias = 0 if joined.bias is None else joined.bias * model.architecture.loop_factors[step]
+        torch.testing.assert_close(found["attn.hook_result", step].sum(2) + bias, found["hook_attn_out", step])
+        if FAMILIES[name].experts:
+            torch.testing.assert_close(found["mlp.hook_expert_result", step].sum(2), found["hook_mlp_out", step])
 
 
 @every_family
