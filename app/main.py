@@ -48,18 +48,20 @@ def main() -> None:
     def page(view: str, name: str, title: str, *more: object) -> st.Page:
         # No icon: a page's icon is also its browser symbol, which would come from a font server.
         show = partial(_show, view, *more, folder)
-        return st.Page(show, title=title, url_path=name, default=name == "")
+        pages[name] = st.Page(show, title=title, url_path=name, default=name == "")
+        return pages[name]
 
-    probes = {name: page("probe", name, catalog.title(name), name) for name in (*catalog.NAMES, *catalog.APART)}
-    answers = page("answers", "answers", "Answers along the steps")
-    captures = page("captures", "", "Captures", {**probes, "answer_lens": answers})
+    pages: dict[str, st.Page] = {}  # by what a link names; whole when the chosen one is run
+    probes = [page("probe", name, catalog.title(name), name) for name in (*catalog.NAMES, *catalog.APART)]
+    answers = pages["answer_lens"] = page("answers", "answers", "Answers along the steps", pages)
+    captures = page("captures", "", "Captures", pages)
     # The first page's own address is the root; a link may also say its name.
     named_captures = st.Page(partial(_go_to, captures), title="Captures", url_path="captures", visibility="hidden")
     look = [
-        page("overview", "overview", "Overview by step", probes),
+        page("overview", "overview", "Overview by step", pages),
         page("samples", "samples", "Samples"),
         page("attention", "attention", "Attention, both visits"),
-        page("experts", "experts", "Experts, both visits"),
+        page("experts", "experts", "Experts, both visits", pages),
         answers,
     ]
     paper = page("reproduction", "reproduction", "Reproduction")
@@ -70,13 +72,13 @@ def main() -> None:
         st.Page(partial(_show, "scaling"), title="Scaling", url_path="scaling"),
         st.Page(partial(_show, "serving"), title="Serving", url_path="serving"),
     ]
-    pages = {
+    sections = {
         "": [captures, named_captures],
         "Look": [*look, live],
-        "Measure": [*probes.values(), paper],
+        "Measure": [*probes, paper],
         "Numbers": numbers,
     }
-    chosen = st.navigation(pages, expanded=True)  # otherwise links beyond the tenth are hidden
+    chosen = st.navigation(sections, expanded=True)  # otherwise links beyond the tenth are hidden
     if chosen not in (*numbers, named_captures, paper, live):
         try:
             name_a_capture(chosen, folder)
@@ -93,7 +95,9 @@ def main() -> None:
 
 def _show(view: str, *arguments: object) -> None:
     """A page by its name; what it imports is imported when it is first opened, so that the first page need not wait."""
-    getattr(import_module(f"app.views.{view}"), f"{view}_page")(*arguments)
+    with st.spinner("Importing torch …" if view == "live" else "Opening …"):
+        module = import_module(f"app.views.{view}")
+    getattr(module, f"{view}_page")(*arguments)
 
 
 def _go_to(page: st.Page) -> None:

@@ -7,29 +7,13 @@ from typing import Annotated
 
 import tyro
 
-from cache.manifest import Manifest
+from cache.keeping import described_sites
 from cache.shard import open_shard
 from cache.store import Capture
 from smelt_interp.errors import run_command
 from smelt_interp.plan import label
-from smelt_interp.sites import SITES
 from smelt_interp.terminal.command_line import parse
 from smelt_interp.terminal.tables import Cell, Table, compact, print_table
-
-
-def described_sites(manifest: Manifest) -> list[list[Cell]]:
-    """One row a site, from the manifest alone: suffix, axes lengths by sample, storage type, steps, heads."""
-    layouts = manifest.layouts(manifest.shards[0])
-    return [
-        [
-            suffix,
-            " x ".join(map(str, layouts[suffix].shape[2:])),
-            site.stored + ("" if layouts[suffix].compression == "none" else f", {layouts[suffix].compression}"),
-            f"{len(site.kept.steps)} of {len(manifest.architecture.steps)}",
-            ", ".join(str(head + 1) for head in site.kept.heads) or "-",
-        ]
-        for suffix, site in ((suffix, manifest.sites[suffix]) for suffix in SITES if suffix in manifest.sites)
-    ]
 
 
 def site_rows(capture: Capture) -> list[list[Cell]]:

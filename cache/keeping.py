@@ -1,4 +1,4 @@
-"""Captures in a folder: what one takes before it is recorded, how two differ, and which are kept or deleted."""
+"""Captures in a folder: what one takes and holds, how two differ, and which are kept or deleted."""
 
 import os
 import shutil
@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cache.layout import Precision, sample_bytes
-from cache.manifest import MANIFEST
+from cache.manifest import MANIFEST, Manifest
 from cache.selection import select
 from cache.store import Capture
 from smelt_interp.architecture import Architecture
 from smelt_interp.errors import UserError
+from smelt_interp.sites import SITES
+from smelt_interp.terminal.tables import Cell
 
 PINNED, RESULTS = "pinned", "results"
 """In a capture's folder: an empty file, and the folder of what probes measured."""
@@ -22,6 +24,21 @@ def recorded_bytes(
     """What samples take before compression, with those of the sites that the network computes at every step."""
     kept = select(architecture, [site for site in sites if site in architecture.sites])
     return samples * sample_bytes(architecture, kept, num_tokens, precision)
+
+
+def described_sites(manifest: Manifest) -> list[list[Cell]]:
+    """One row a site, from the manifest alone: suffix, axes lengths by sample, storage type, steps, heads."""
+    layouts = manifest.layouts(manifest.shards[0])
+    return [
+        [
+            suffix,
+            " x ".join(map(str, layouts[suffix].shape[2:])),
+            site.stored + ("" if layouts[suffix].compression == "none" else f", {layouts[suffix].compression}"),
+            f"{len(site.kept.steps)} of {len(manifest.architecture.steps)}",
+            ", ".join(str(head + 1) for head in site.kept.heads) or "-",
+        ]
+        for suffix, site in ((suffix, manifest.sites[suffix]) for suffix in SITES if suffix in manifest.sites)
+    ]
 
 
 def differences(one: Capture, other: Capture) -> list[tuple[str, str, str]]:

@@ -1,13 +1,14 @@
 """How answers to Dyck episodes form along the steps: right against wrong ones, as means and episode by episode."""
 
 import inspect
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from urllib.parse import urlencode
 
 import streamlit as st
 
-from app.widgets.address import check_one_of
-from app.widgets.capture_folder import show_capture
+from app.widgets.address import check_one_of, link_to
+from app.widgets.capture_folder import KEY, show_capture
 from cache.store import Capture
 from probes import answer_lens
 from probes.answer_lens import RIGHT, TITLE, WRONG, Answers
@@ -19,17 +20,18 @@ from probes.statistics.quantities import as_table
 CHART = {"displaylogo": False}
 
 
-def answers_page(folder: Path) -> None:
-    """The episodes of the capture in the address, and the right and the wrong one that it names."""
+def answers_page(pages: Mapping[str, st.Page], folder: Path) -> None:
+    """The episodes of the capture in the address, and the right and the wrong one that it names. `pages`: those that
+    show one."""
     question, _, definition = inspect.cleandoc(answer_lens.__doc__ or "").partition("\n\n")
     st.title(TITLE)
     st.markdown(question.replace("\n", " "))
     with st.expander("How it is measured"):
         st.code(definition, language=None, wrap_lines=True)
-    show_capture(folder, _show)
+    show_capture(folder, partial(_show, pages))
 
 
-def _show(capture: Capture) -> None:
+def _show(pages: Mapping[str, st.Page], capture: Capture) -> None:
     """Raises UserError for a result that is damaged or of another capture."""
     answers = answer_lens.read_answers(capture)
     if answers is None and not asking(capture.samples).any():
@@ -53,7 +55,7 @@ def _show(capture: Capture) -> None:
         st.plotly_chart(figure, key="means", config=CHART)
     for kind, column in zip((RIGHT, WRONG), st.columns(2), strict=True):
         with column:
-            _one_kind(capture, answers, lens, kind)
+            _one_kind(pages, capture, answers, lens, kind)
     st.subheader("The same on the command line")
     st.code(answers.command, language=None, wrap_lines=True)
     facts = {"capture": capture.path.name, "digest": capture.digest, "lens": lens, "command": answers.command}
@@ -63,7 +65,7 @@ def _show(capture: Capture) -> None:
     )  # fmt: skip
 
 
-def _one_kind(capture: Capture, answers: Answers, lens: str, kind: str) -> None:
+def _one_kind(pages: Mapping[str, st.Page], capture: Capture, answers: Answers, lens: str, kind: str) -> None:
     """The episodes that are answered right, or wrong, and one of them; a click on a row opens it."""
     frame = answer_lens.episode_frame(answers, capture, lens, right=kind == RIGHT)
     st.subheader(f"Answered {kind}: {len(frame)} of {len(answers.episodes)}")
@@ -85,5 +87,6 @@ def _one_kind(capture: Capture, answers: Answers, lens: str, kind: str) -> None:
     (episode,) = [each for each in answers.episodes if each.sample + 1 == chosen]
     st.plotly_chart(answer_lens.episode_figure(episode, capture, lens), key=f"{kind} steps", config=CHART)
     st.code(capture.text(episode.sample), language=None, wrap_lines=True)
-    address = urlencode({"capture": capture.path.name, "sample": chosen})
-    st.markdown(f"[Attention of sample {chosen}](/attention?{address}), [its tokens](/samples?{address})")
+    asked = {KEY: capture.path.name, "sample": str(chosen)}
+    link_to(pages, "attention", f"Attention of sample {chosen}", **asked)
+    link_to(pages, "samples", f"Tokens of sample {chosen}", **asked)

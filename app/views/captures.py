@@ -7,13 +7,12 @@ from pathlib import Path
 
 import streamlit as st
 
+from app.widgets.address import link_to, query_of
 from app.widgets.capture_folder import KEY, capture_names, chosen_capture
 from app.widgets.keeper import show_keeper
-from app.widgets.options import query_of
 from app.widgets.recorder import show_recorder, show_recording
 from cache import background
-from cache.info import described_sites
-from cache.keeping import is_pinned
+from cache.keeping import described_sites, is_pinned
 from cache.store import Capture, is_unfinished
 from probes.running import catalog
 from probes.running.stored import MOST_BYTES
@@ -31,7 +30,7 @@ table.list th {white-space: nowrap}
 
 
 def captures_page(pages: Mapping[str, st.Page], folder: Path) -> None:
-    """The page. `pages` are those that show a stored result, by the name of the probe that wrote it."""
+    """The page. `pages`: those that show a stored result, by the name of the probe that wrote it, and the overview."""
     st.title("Captures")
     st.markdown("A capture is what one network did with one set of samples, every visit kept apart.")
     captures, recordings, problems = _opened(folder)
@@ -109,7 +108,7 @@ def _data(capture: Capture) -> str:
 
 def _details(folder: Path, capture: Capture, pages: Mapping[str, st.Page]) -> None:
     st.subheader(capture.path.name)
-    if differing := show_keeper(folder, capture):
+    if differing := show_keeper(folder, capture, pages):
         _table(differing)
     st.markdown(f"{_checkpoint(capture)}: {_network(capture)}")
     if capture.manifest.command:
@@ -155,7 +154,6 @@ def _result(path: Path, capture: Capture, pages: Mapping[str, st.Page]) -> None:
     if digest != capture.digest:
         st.warning(f"a result must be of this capture; got {path} of another: measure it again")
         return
-    if name in pages:
-        asked = {"against": others or [""], **query} if name in (*catalog.NAMES, *catalog.APART) else {}
-        st.page_link(pages[name], label=title, icon=":material/arrow_forward:", query_params=asked)
+    asked = {"against": others or [""], **query} if name in (*catalog.NAMES, *catalog.APART) else {}
+    link_to(pages, name, title, **{KEY: capture.path.name, **asked})
     st.code(line, language=None, wrap_lines=True)

@@ -1,15 +1,16 @@
 """Experts of one layer: which of their tokens they keep, and one of them on every visit side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import streamlit as st
 from pandas import DataFrame
 
-from app.widgets.address import carry_over, check_one_of
+from app.widgets.address import carry_over, check_one_of, link_to
 from app.widgets.answers import Document, answer_of
-from app.widgets.capture_folder import show_capture
+from app.widgets.capture_folder import KEY, show_capture
 from cache.store import Capture
 from probes import expert_tokens
 from probes.expert_tokens import CONTEXT, GOES, ROLE, STAYS, TITLE, TOKEN
@@ -21,16 +22,18 @@ from smelt_interp.errors import UserError
 from smelt_interp.terminal.tables import MISSING
 
 NAME = "expert_tokens"
+SHARE = "share of its tokens [95%]"
+"""What every table of the page holds."""
 
 
-def experts_page(folder: Path) -> None:
-    """The experts of the layer in the address, and the one that it names."""
+def experts_page(pages: Mapping[str, st.Page], folder: Path) -> None:
+    """The experts of the layer in the address, and the one that it names. `pages`: that of the probe."""
     st.title("Experts, both visits")
     st.markdown("What an expert fires on at each visit of its layer, and which experts its tokens choose on the other.")
-    show_capture(folder, _show)
+    show_capture(folder, partial(_show, pages))
 
 
-def _show(capture: Capture) -> None:
+def _show(pages: Mapping[str, st.Page], capture: Capture) -> None:
     """Raises UserError for a capture without a router, or without its choices."""
     if why := refusal(expert_tokens.needs(capture.architecture), capture.architecture):
         raise UserError(f"experts must be there to be shown; got {capture.path.name}: {why}")
@@ -67,7 +70,7 @@ def _show(capture: Capture) -> None:
         st.markdown("**Where its tokens went on the other visit**")
         _table(went, "went", ("quantity", "visit", "to"))
     # The way on: the probe, the command, a file.
-    st.caption(f"Every number: [{TITLE}](/{NAME}?capture={capture.path.name})")
+    link_to(pages, NAME, f"Every number: {TITLE}", **{KEY: capture.path.name, "layer": layer})
     st.subheader("The same on the command line")
     st.code(found.line, language=None, wrap_lines=True)
     facts = result_facts(found.document | {"command": found.line}) | {"layer": layer, "expert": expert}
@@ -117,9 +120,9 @@ def _table(rows: Sequence[Record], key: str, names: Sequence[str]) -> None:
 def _words(rows: Sequence[Record], names: Sequence[str]) -> DataFrame:
     """These columns, value with its interval, and every null that a row has."""
     plain = [{**row, "level": "headline"} for row in rows]
-    table = DataFrame(readable(plain, "", {}, "headline").texts())
+    table = DataFrame(readable(plain, "", {}, "headline").texts()).rename(columns={"value [95%]": SHARE})
     for name in names:
         if name not in table:  # what is the same in every row is left out of a table of words
             table.insert(0, name, [cell_text(row.get(name)) for row in rows])
     nulls = [name for name in table if name.startswith("null") and set(table[name]) != {MISSING}]
-    return table[[*names, "value [95%]", *nulls]]
+    return table[[*names, SHARE, *nulls]]

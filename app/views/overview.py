@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from urllib.parse import urlencode
 
 import streamlit as st
 
+from app.widgets.address import kept_choices, link_to
 from app.widgets.answers import answer_of, command_of, kept_answer
 from app.widgets.capture_folder import KEY, choose_others, chosen_capture
 from cache.store import Capture
@@ -17,8 +17,8 @@ HINT = "Each network stands at its own steps; a comparison of visits at the late
 CHART = {"displaylogo": False}
 
 
-def overview_page(probes: Mapping[str, st.Page], folder: Path) -> None:
-    """The measures of the capture in the address, beside the captures of the same samples. `probes`: their pages."""
+def overview_page(pages: Mapping[str, st.Page], folder: Path) -> None:
+    """The measures of the capture in the address, beside captures of the same samples. `pages`: those of its probes."""
     st.title("Overview by step")
     st.markdown("What each probe measures along the executed steps, one row a measure, one line a network.")
     capture = chosen_capture(folder)
@@ -26,13 +26,13 @@ def overview_page(probes: Mapping[str, st.Page], folder: Path) -> None:
         with st.sidebar:
             others = choose_others(folder, capture)
         try:
-            _show(probes, [capture, *(Capture(folder / other) for other in others)])
+            _show(pages, [capture, *(Capture(folder / other) for other in others)])
         except UserError as error:
             st.error(str(error))
     _show_training(folder)
 
 
-def _show(probes: Mapping[str, st.Page], captures: Sequence[Capture]) -> None:
+def _show(pages: Mapping[str, st.Page], captures: Sequence[Capture]) -> None:
     """Raises UserError for captures that cannot be measured."""
     capture = captures[0]
     architectures = {each.path.resolve().name: each.architecture for each in captures}
@@ -53,25 +53,24 @@ def _show(probes: Mapping[str, st.Page], captures: Sequence[Capture]) -> None:
             overview.figure(shown, capture.architecture), key=f"overview {asked}", config=CHART, on_select="rerun",
             selection_mode="points",
         )  # fmt: skip
-        _lead(found["selection"]["points"], capture)
+        _lead(found["selection"]["points"], pages)
         row = st.container(horizontal=True)
         for name in dict.fromkeys(each.probe for each in shown):
-            if name in probes:
-                row.page_link(probes[name], label=catalog.title(name))
+            if name in pages:
+                row.page_link(pages[name], label=catalog.title(name), query_params=kept_choices(KEY, "against"))
     if missing:
         st.caption(f"Not measured on these captures yet: {len(missing)} probes.")
         st.button("Measure them now", on_click=st.session_state.update, args=({asked: True},))
         st.code("\n".join(missing), language=None, wrap_lines=True)
 
 
-def _lead(points: Sequence[Mapping[str, object]], capture: Capture) -> None:
+def _lead(points: Sequence[Mapping[str, object]], pages: Mapping[str, st.Page]) -> None:
     """The way from a clicked point to the page of its probe, at its layer."""
     for point in points:
         target = point.get("customdata")
         if isinstance(target, list) and len(target) == 2:
             name, layer = map(str, target)
-            address = urlencode({KEY: capture.path.name, "layer": layer})
-            st.markdown(f"**[{catalog.title(name)}, layer {layer}](/{name}?{address})**")
+            link_to(pages, name, f"{catalog.title(name)}, layer {layer}", layer=layer, **kept_choices(KEY, "against"))
 
 
 def _show_training(folder: Path) -> None:

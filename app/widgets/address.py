@@ -1,6 +1,6 @@
 """What the address says of the choices on a page: a wrong value gives way to the default, and the page says so."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import streamlit as st
 
@@ -63,6 +63,30 @@ def forget(name: str, mistake: str) -> None:
     st.session_state[MISTAKES] = (*st.session_state.get(MISTAKES, ()), str(UserError(mistake)))
     del st.query_params[name]
     st.rerun()
+
+
+def kept_choices(*names: str) -> dict[str, list[str]]:
+    """What the address says of these, for a link to another page."""
+    return {name: [*dict.fromkeys(st.query_params.get_all(name))] for name in names if name in st.query_params}
+
+
+def query_of(options: Mapping[str, object]) -> dict[str, str]:
+    """The address that sets the widgets to these options, given as values of a result's JSON."""
+    return {
+        name: option_text(value).lower() if isinstance(value, bool) else option_text(value)
+        for name, value in options.items()
+    }
+
+
+def option_text(value: object) -> str:
+    """An option's value as it is typed: words separated by spaces."""
+    return " ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+def link_to(pages: Mapping[str, st.Page], name: str, label: str, **choices: str | Sequence[str]) -> None:
+    """A link to a page of these by its name, with these choices in its address; it opens in the same tab."""
+    if name in pages:
+        st.page_link(pages[name], label=label, icon=":material/arrow_forward:", query_params=choices)
 
 
 def show_mistakes() -> None:

@@ -1,23 +1,33 @@
 // Every choice is a step in the browser's history: Back gives the view before.
-// Streamlit replaces the address when a widget changes; here a changed query of the same page is pushed instead.
+//
+// Streamlit replaces the address when a widget changes and pushes the one that its server sends. Here a changed query
+// of the same page is pushed where the visitor did something since the page was opened, by a link or by Back. Else it
+// is no choice but an address that is completed or a wrong value that gives way: that takes the place of what was
+// opened, or Back would lead to it again. What a clicked link's page changes before its name stands in the address is
+// no step of the page that is left.
 export default function () {
   if (window.smeltHistory) return;
   window.smeltHistory = true;
   const push = history.pushState.bind(history);
   const replace = history.replaceState.bind(history);
-  let moving = 0; // until when a change of the address is the browser's own step
-  window.addEventListener("popstate", () => { moving = Date.now() + 1500; }, true);
-  const target = (url) => new URL(url ?? location.href, location.href);
-  history.replaceState = (state, title, url) => {
-    const to = target(url);
-    const chosen = to.pathname === location.pathname && to.search !== location.search && Date.now() > moving;
-    (chosen ? push : replace)(state, title, url);
+  let chose = false, leaving = false;
+  for (const did of ["pointerdown", "keydown", "click", "input"])
+    window.addEventListener(did, () => { chose = true; }, true);
+  window.addEventListener("click", (event) => {
+    const link = event.ctrlKey || event.metaKey || event.shiftKey ? null : event.target.closest?.("a[href]");
+    leaving = Boolean(link) && !link.target && link.origin === location.origin && link.pathname !== location.pathname;
+  }, true);
+  window.addEventListener("popstate", () => { chose = leaving = false; }, true);
+  const step = (state, title, url) => {
+    const to = new URL(url ?? location.href, location.href);
+    // A link says what stays chosen, for another tab; in this one Streamlit adds it once more.
+    to.search = [...new Set(to.search.slice(1).split("&"))].join("&");
+    const opened = to.pathname !== location.pathname;
+    if (leaving && !opened) return;
+    const pushed = opened || (chose && to.search !== location.search);
+    if (opened) chose = leaving = false;
+    (pushed ? push : replace)(state, title, to);
   };
-  history.pushState = (state, title, url) => {
-    const to = target(url);
-    // The address of a page that names no capture is completed, which is no step of its own.
-    const completed = to.pathname === location.pathname && !new URLSearchParams(location.search).has("capture")
-      && to.searchParams.has("capture");
-    (completed ? replace : push)(state, title, url);
-  };
+  history.pushState = step;
+  history.replaceState = step;
 }

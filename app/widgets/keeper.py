@@ -1,15 +1,14 @@
 """What is done with one capture: every byte checked, held against another, pinned, deleted after a question."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlencode
 
 import streamlit as st
 
-from app.widgets.address import check_one_of
-from app.widgets.capture_folder import KEY, capture_names
+from app.widgets.address import check_one_of, link_to
+from app.widgets.capture_folder import KEY, capture_names, first_to_show
 from cache import keeping
 from cache.store import Capture, is_capture
-from cache.verify import verify
 from smelt_interp.errors import UserError
 from smelt_interp.terminal.tables import compact
 
@@ -18,7 +17,7 @@ WIDEST = 44
 """Characters of a cell."""
 
 
-def show_keeper(folder: Path, capture: Capture) -> list[dict[str, str]]:
+def show_keeper(folder: Path, capture: Capture, pages: Mapping[str, st.Page]) -> list[dict[str, str]]:
     """A row of buttons, and what they came to; the differences from the capture that is held against it, as rows."""
     path = capture.path
     pinned = keeping.is_pinned(path)
@@ -28,17 +27,19 @@ def show_keeper(folder: Path, capture: Capture) -> list[dict[str, str]]:
     row[1].button("Unpin" if pinned else "Pin", on_click=_pin, args=(path, not pinned), width="stretch",
                   help="What is pinned stands first and cannot be deleted.")  # fmt: skip
     if row[2].button("Delete …", disabled=pinned, width="stretch"):
-        _ask(capture)
+        _ask(folder, capture)
     others = [name for name in capture_names(folder) if name != path.name and is_capture(folder / name)]
     with row[3]:
         check_one_of("with", [NONE, *others], NONE)
         other = st.selectbox("Compare with", [NONE, *others], key="with", bind="query-params")
     if other == NONE:
         return []
-    return _compared(capture, folder / other)
+    return _compared(capture, folder / other, pages)
 
 
 def _verify(path: Path) -> None:
+    from cache.verify import verify  # tyro comes with it
+
     try:
         with st.spinner("Reading every byte …"):
             found = verify(path)
@@ -56,27 +57,29 @@ def _pin(path: Path, pinned: bool) -> None:
 
 
 @st.dialog("Delete a capture")
-def _ask(capture: Capture) -> None:
+def _ask(folder: Path, capture: Capture) -> None:
     """The question, with what would be gone."""
     size = compact(sum(shard.num_bytes for shard in capture.manifest.shards), digits=3)
     results = len(list((capture.path / keeping.RESULTS).glob("*.json")))
     st.markdown(f"Delete **{capture.path.name}**: {len(capture)} samples, {size}B, {results} results? "
                 "It can be recorded again with its command; nothing brings it back.")  # fmt: skip
     st.code(capture.manifest.command or "-", language=None, wrap_lines=True)
-    if st.button(f"Delete {capture.path.name}", type="primary", on_click=_delete, args=(capture.path,)):
+    if st.button(f"Delete {capture.path.name}", type="primary", on_click=_delete, args=(folder, capture)):
         st.rerun()
 
 
-def _delete(path: Path) -> None:
+def _delete(folder: Path, capture: Capture) -> None:
+    """Another one is shown then, and named in the address."""
     try:
-        keeping.delete(path)
+        keeping.delete(capture.path)
     except UserError as error:
         st.session_state["keeper said"] = str(error)
         return
-    st.session_state.pop(KEY, None)
+    names = capture_names(folder)
+    st.session_state[KEY] = first_to_show(folder, names) if names else None
 
 
-def _compared(capture: Capture, path: Path) -> list[dict[str, str]]:
+def _compared(capture: Capture, path: Path, pages: Mapping[str, st.Page]) -> list[dict[str, str]]:
     try:
         other = Capture(path)
     except UserError as error:
@@ -84,8 +87,8 @@ def _compared(capture: Capture, path: Path) -> list[dict[str, str]]:
         return []
     found = keeping.differences(capture, other)
     if capture.samples_digest == other.samples_digest:
-        address = urlencode({"capture": capture.path.name, "against": path.name})
-        st.markdown(f"Both read the same samples: [every measure side by side](/overview?{address}).")
+        asked = {KEY: capture.path.name, "against": path.name}
+        link_to(pages, "overview", "Both read the same samples: every measure side by side", **asked)
     else:
         st.caption("They read other samples, so that no probe holds them against each other.")
     if not found:

@@ -4,7 +4,7 @@ import ast
 import inspect
 import textwrap
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 import streamlit as st
 
-from app.widgets.address import check_address
+from app.widgets.address import check_address, option_text
 from smelt_interp.costs.spans import LayerRange
 from smelt_interp.errors import UserError
 from smelt_interp.terminal.from_one import as_typed, from_one, shifted
@@ -52,7 +52,7 @@ def choose_values(options: type, names: Sequence[str]) -> dict[str, object]:
         try:
             by = 1 if name in counted else 0  # a page counts layers, visits and heads from 1
             default = shifted(defaults[name], by)
-            check_address(name, partial(_check, options, name, kinds[name], by), _text(default) or "none")
+            check_address(name, partial(_check, options, name, kinds[name], by), option_text(default) or "none")
             shown = _widget(name, kinds[name], default, texts[name])
             chosen[name] = shifted(shown, -by)
         except UserError as problem:
@@ -81,11 +81,6 @@ def changed_options(options: object) -> dict[str, object]:
     values = as_typed(options)
     defaults = {field.name: field.default for field in fields(options)}  # type: ignore[arg-type]  # a dataclass
     return {name: values[name] for name in values if getattr(options, name) != defaults[name]}
-
-
-def query_of(options: Mapping[str, object]) -> dict[str, str]:
-    """The address that sets the widgets to these options, given as values of a result's JSON."""
-    return {name: _text(value).lower() if isinstance(value, bool) else _text(value) for name, value in options.items()}
 
 
 def label_of(name: str) -> str:
@@ -126,17 +121,13 @@ def _widget(name: str, kind: object, default: object, help_text: str) -> object:
         return st.number_input(label, value=default, step=1, key=name, help=help_text, bind="query-params")
     if kind is float and isinstance(default, float):
         return st.number_input(label, value=default, format="%g", key=name, help=help_text, bind="query-params")
-    text = st.text_input(label, _text(default), key=name, help=help_text, bind="query-params")
+    text = st.text_input(label, option_text(default), key=name, help=help_text, bind="query-params")
     return parse_option(name, text or "", kind)
 
 
 def _default(field: "Field[object]") -> object:
     assert field.default is not MISSING, f"option {field.name} has no default"
     return field.default
-
-
-def _text(value: object) -> str:
-    return " ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
 def _parsed(text: str, kind: object) -> object:

@@ -40,7 +40,7 @@ def show_recorder(folder: Path) -> None:
         st.info(f"No checkpoint lies in {', '.join(FOLDERS)}: record with `python -m cache.record --ckpt FOLDER`.")
         return
     row = st.columns([2, 1, 1, 2])
-    ckpt = row[0].selectbox("Checkpoint", found, key="record ckpt")
+    ckpt = row[0].selectbox("Checkpoint", found, _first_looped(found), key="record ckpt")
     data = row[1].selectbox("Data", get_args(DataName), key="record data")
     samples = row[2].number_input("Samples", 1, 1_000_000, 64, key="record samples")
     called = Path(ckpt).parent.name if Path(ckpt).name == CHECKPOINT else Path(ckpt).name
@@ -62,6 +62,17 @@ def show_recorder(folder: Path) -> None:
         st.rerun()  # what it is doing stands above
     elif out.exists() and out not in background.RUNNING:
         st.caption(f"{out} is there: choose another name.")
+
+
+def _first_looped(found: list[str]) -> int:
+    """The place of the first network of ours that visits a layer more than once, or else the first."""
+    for at, path in enumerate(found):
+        try:
+            if ModelConfig.load(Path(path) / "config.json").num_visits > 1:
+                return at
+        except UserError:  # another family's
+            continue
+    return 0
 
 
 def _size(ckpt: Path, data: DataOptions) -> str:

@@ -3,11 +3,13 @@
 import ast
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from probes.running.probe import Probe
 from smelt_interp.errors import UserError
 from smelt_interp.sites import nearest
+
+if TYPE_CHECKING:
+    from probes.running.probe import Probe
 
 NAMES = (
     "attention_sink",
@@ -39,12 +41,12 @@ RUNNING: tuple[str, ...] = (
 """Probes that run the network again, or read its weights: their commands take --ckpt alone."""
 
 
-def load(name: str) -> Probe:
+def load(name: str) -> "Probe":
     """The probe of that name. Raises UserError with the nearest valid names."""
     known = (*NAMES, *APART, *RUNNING)
     if name not in known:
         raise UserError(f"a probe must be one of {', '.join(known)}; got {name!r}{nearest(name, known)}")
-    return cast(Probe, import_module(f"probes.{name}"))
+    return cast("Probe", import_module(f"probes.{name}"))
 
 
 def title(name: str) -> str:

@@ -92,13 +92,12 @@ def measures(document: Mapping[str, object], architectures: Mapping[str, Archite
 
 def _line(network: str, rows: Sequence[Record], where: Where, architecture: Architecture) -> Line:
     """The rows of single steps that `where` describes, in the order of the plan."""
-    steps = {(str(step.layer + 1), step.visit + 1): index for index, step in enumerate(architecture.steps)}
+    steps = {(str(step.layer + 1), str(step.visit + 1)): index for index, step in enumerate(architecture.steps)}
     wanted = where.items() - {("head", "largest")}
     found: dict[int, Record] = {}
     for row in rows:
-        visit = row.get("visit")
-        later = int(visit.rpartition(" vs ")[2]) if isinstance(visit, str) and " vs " in visit else visit
-        at = steps.get((str(row.get("layers")), later))  # type: ignore[arg-type]  # no visit is no step
+        later = str(row.get("visit")).rpartition(" vs ")[2]  # of a comparison; of one visit itself
+        at = steps.get((str(row.get("layers")), later))
         if row["level"] == "layer" and at is not None and row["value"] is not None and wanted <= row.items():
             found.setdefault(at, row)
     order = sorted(found)

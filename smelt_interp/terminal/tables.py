@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
 
 from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table as PrintedTable
 
 WIDTH_WITHOUT_TERMINAL = 150
 LONGEST_WHOLE = 30
@@ -54,6 +52,10 @@ def print_json(value: object) -> None:
 
 def print_table(table: Table) -> None:
     """Print rows under a title, numbers to the right, then one line a note; to a pipe as wide as short cells need."""
+    # Pages make tables and print none.
+    from rich.console import Console
+    from rich.table import Table as PrintedTable
+
     console = Console(highlight=False)
     drawn, width = PrintedTable(box=None, pad_edge=False, header_style="bold"), 0
     for name, texts in zip(table.columns, table.texts().values(), strict=True):

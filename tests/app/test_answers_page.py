@@ -23,7 +23,7 @@ def answered(folder: Path, tmp_path: Path) -> Path:
 
 
 def test_right_and_wrong_episodes_stand_side_by_side(answered: Path) -> None:
-    test = page("answers", answered, capture="looped", right="3")
+    test = page("answers", answered, {}, capture="looped", right="3")
     assert [each.value for each in test.subheader][:2] == ["Answered right: 2 of 3", "Answered wrong: 1 of 3"]
     right, wrong = (each.value for each in test.dataframe)
     assert (right["sample"].tolist(), wrong["sample"].tolist()) == ([1, 3], [2])
@@ -32,22 +32,21 @@ def test_right_and_wrong_episodes_stand_side_by_side(answered: Path) -> None:
     assert (test.selectbox(key="right").value, test.selectbox(key="wrong").value) == (3, 2)
     capture = Capture(answered / "looped")
     assert [each.value for each in test.code[1:3]] == [capture.text(2).strip(), capture.text(1).strip()]
-    assert any("/attention?capture=looped&sample=3" in each.value for each in test.markdown)
-    (warning,) = page("answers", answered, capture="looped", right="2").warning
+    (warning,) = page("answers", answered, {}, capture="looped", right="2").warning
     assert "right must be one of 1, 3; got '2': shown is 1" in warning.value
 
 
 def test_without_answers_the_page_says_what_to_type(folder: Path, tmp_path: Path) -> None:
-    test = page("answers", folder, capture="looped")
+    test = page("answers", folder, {}, capture="looped")
     assert test.code[1].value == (f"python -m probes.answer_lens --ckpt checkpoints/NAME --capture {folder / 'looped'}")
-    assert not page("answers", tmp_path).error
-    (error,) = page("answers", folder, capture="cut").error
+    assert not page("answers", tmp_path, {}).error
+    (error,) = page("answers", folder, {}, capture="cut").error
     assert "cut" in error.value
 
 
 def test_samples_that_ask_nothing_are_told_without_a_command_that_would_refuse_them(tmp_path: Path) -> None:
     planted_capture(tmp_path / "text", random_batch(2))
-    test = page("answers", tmp_path, capture="text")
+    test = page("answers", tmp_path, {}, capture="text")
     (info,) = test.info
     assert info.value.startswith("text holds no Dyck episodes; choose a capture that does")
     assert len(test.code) == 1  # the definition
@@ -55,7 +54,7 @@ def test_samples_that_ask_nothing_are_told_without_a_command_that_would_refuse_t
 
 def test_damaged_answers_are_one_line(answered: Path) -> None:
     (answered / "looped" / "results" / FILE).write_text("{}")
-    (error,) = page("answers", answered, capture="looped").error
+    (error,) = page("answers", answered, {}, capture="looped").error
     assert error.value.endswith("write it again")
 
 

@@ -15,13 +15,16 @@ from urllib.request import urlopen
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Request, sync_playwright
 
 from cache.recording import write_capture
+from cache.store import Capture
 from model.families.opening import open_network
-from probes.running import catalog
+from probes.running import catalog, command, report
 from probes.running.live import Change, Kind, look, made
-from tests.support.app_captures import episodes
+from probes.running.source import Source
+from probes.running.stored import keep_result
+from tests.support.app_captures import episodes, plant_answers
 from tests.support.planted import BASELINE, LOOPED
 
 ROOT = Path(__file__).parents[2]
@@ -59,25 +62,39 @@ def test_without_a_browser_the_run_ends_with_one_line(monkeypatch: pytest.Monkey
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def shared() -> Iterator[BrowserContext]:
+    """One for all visitors, so that Streamlit's scripts are fetched once; each page is a visit of its own."""
     path = chromium()
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=path, args=QUIET)
-        yield launched
-        launched.close()
+        browser = playwright.chromium.launch(executable_path=path, args=QUIET)
+        yield browser.new_context(viewport={"width": 1440, "height": 1000})
+        browser.close()
+
+
+@pytest.fixture
+def context(shared: BrowserContext) -> Iterator[BrowserContext]:
+    yield shared
+    for page in shared.pages:
+        page.close()
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the dashboard is served."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the dashboard is started with."""
     folder = tmp_path_factory.mktemp("captures")
     write_capture(folder / "looped", [episodes(LOOPED)])
     write_capture(folder / "baseline", [episodes(BASELINE)])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    """Where the dashboard is served."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port)]
-    with subprocess.Popen([*command, "--", "--captures", str(folder)], cwd=ROOT, stdout=subprocess.DEVNULL) as server:
+    words = [sys.executable, "-m", "streamlit", "run", "app/main.py", "--server.port", str(port)]
+    with subprocess.Popen([*words, "--", "--captures", str(folder)], cwd=ROOT, stdout=subprocess.DEVNULL) as server:
         try:
             wait_for(f"http://localhost:{port}/_stcore/health", server)
             yield f"http://localhost:{port}"
@@ -99,8 +116,8 @@ def wait_for(url: str, server: "subprocess.Popen[bytes]") -> None:
 class Visitor:
     """One visitor's page, and what went wrong on it."""
 
-    def __init__(self, browser: Browser) -> None:
-        self.page: Page = browser.new_context(viewport={"width": 1440, "height": 1000}).new_page()
+    def __init__(self, context: BrowserContext) -> None:
+        self.page: Page = context.new_page()
         self.page.set_default_timeout(60_000)
         self.complaints: list[str] = []
         self.page.on("console", self._console)
@@ -151,10 +168,10 @@ class Visitor:
         """What every widget of the sidebar shows."""
         return [box.input_value() for box in self.page.get_by_test_id("stSidebar").locator("input").all()]
 
-    def click_row(self, title: str, row: int, height: int) -> None:
-        """The box before a row, from 0, of the first table of a page, whose rows are that high."""
+    def click_row(self, title: str, row: int, height: int, table: int = 0) -> None:
+        """The box before a row, from 0, of a table of a page, whose rows are that high."""
         self.page.get_by_role("heading", level=1, name=title, exact=True).wait_for()
-        box = self.page.get_by_test_id("stDataFrame").first.bounding_box()
+        box = self.page.get_by_test_id("stDataFrame").nth(table).bounding_box()
         self.page.mouse.click(box["x"] + 16, box["y"] + 1.1 * height + (row + 0.5) * height)
 
     def faults(self) -> list[str]:
@@ -172,8 +189,8 @@ class Visitor:
 
 
 @pytest.mark.browser
-def test_pages_open_and_an_address_gives_the_same_view(address: str, browser: Browser) -> None:
-    visitor = Visitor(browser)
+def test_pages_open_and_an_address_gives_the_same_view(address: str, context: BrowserContext) -> None:
+    visitor = Visitor(context)
     visitor.open(address)
     assert visitor.page.get_by_role("heading", level=1).inner_text() == "Captures"
     assert visitor.page.url.endswith("?capture=looped")  # the first that visits a layer twice
@@ -203,14 +220,16 @@ def test_pages_open_and_an_address_gives_the_same_view(address: str, browser: Br
     visitor.page.go_back()
     visitor.settle()
     assert visitor.command().endswith("--t-min 2")  # a choice is a step back
-    other = Visitor(browser)
+    other = Visitor(context)
     other.open(visitor.page.url)
     assert (other.choices(), other.command()) == (visitor.choices(), visitor.command())
 
 
 @pytest.mark.browser
-def test_attention_is_read_by_pointer_and_by_keys_and_a_link_opens_the_same(address: str, browser: Browser) -> None:
-    visitor = Visitor(browser)
+def test_attention_is_read_by_pointer_and_by_keys_and_a_link_opens_the_same(
+    address: str, context: BrowserContext
+) -> None:
+    visitor = Visitor(context)
     visitor.open(f"{address}/attention?capture=looped&second=baseline")
     page = visitor.page
     maps, read = page.locator("canvas.map"), page.locator(".read")
@@ -235,7 +254,7 @@ def test_attention_is_read_by_pointer_and_by_keys_and_a_link_opens_the_same(addr
     page.wait_for_url("**query=**")
     visitor.settle()
 
-    other = Visitor(browser)
+    other = Visitor(context)
     other.open(page.url)
     other.page.locator("canvas.map").first.wait_for()
     assert other.page.locator(".thumbnails .chosen span").inner_text() == "3"
@@ -257,8 +276,8 @@ def test_attention_is_read_by_pointer_and_by_keys_and_a_link_opens_the_same(addr
 
 
 @pytest.mark.browser
-def test_a_sample_is_opened_by_a_click_and_axe_finds_no_serious_fault(address: str, browser: Browser) -> None:
-    visitor = Visitor(browser)
+def test_a_sample_is_opened_by_a_click_and_axe_finds_no_serious_fault(address: str, context: BrowserContext) -> None:
+    visitor = Visitor(context)
     visitor.open(f"{address}/?capture=looped")
     assert visitor.faults() == []
     visitor.follow("Samples")
@@ -270,10 +289,53 @@ def test_a_sample_is_opened_by_a_click_and_axe_finds_no_serious_fault(address: s
 
 
 @pytest.mark.browser
-def test_two_who_intervene_at_once_get_their_own_answers(address: str, browser: Browser) -> None:
+def test_what_is_kept_of_a_capture_leads_on_and_goes_with_it(
+    folder: Path, address: str, context: BrowserContext
+) -> None:
+    told, probe = folder / "told", catalog.load("attention_sink")
+    shutil.copytree(folder / "looped", told, ignore=shutil.ignore_patterns("results"))
+    plant_answers(Capture(told), wrong=(0, 1))
+    asked = command.Run(source=Source(capture=told), data=probe.DATA, measure=probe.Options(), output=command.Output())
+    document = command.describe(asked, command.measure_all("attention_sink", probe, asked), "planted")
+    keep_result(told, document, report.json_text(document))
+    visitor = Visitor(context)
+    page = visitor.page
+
+    visitor.open(f"{address}/overview?capture=told&against=")
+    point = page.locator(".scatterlayer .trace").nth(1).locator(".point").nth(3)  # step 4 of the start mass
+    box = point.bounding_box()
+    page.mouse.move(box["x"] + 1, box["y"] + 1)
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.get_by_role("link", name=f"{probe.TITLE}, layer 2").click()
+    visitor.settle(probe.TITLE)
+    page.get_by_text("Rows of layer 2").last.wait_for()
+    assert page.url == f"{address}/attention_sink?capture=told&layer=2"
+    page.go_back()
+    visitor.settle("Overview by step")
+    assert urlsplit(page.url).query.startswith("capture=told")
+
+    visitor.follow("Answers along the steps")
+    visitor.click_row("Answers along the steps", 1, 28, table=1)  # of those answered wrong
+    page.wait_for_url("**wrong=2**")
+    visitor.settle()
+    page.get_by_role("link", name="Attention of sample 2").click()
+    page.locator(".canvas[aria-label='sample 2, layer 2']").wait_for()
+
+    visitor.follow("Captures")
+    page.get_by_role("button", name="Delete …").click()
+    assert told.exists()
+    page.get_by_role("button", name="Delete told").click()
+    page.wait_for_url("**/?capture=looped")
+    visitor.settle("Captures")
+    assert not told.exists()
+    assert "told" not in page.get_by_test_id("stMain").inner_text()
+
+
+@pytest.mark.browser
+def test_two_who_intervene_at_once_get_their_own_answers(address: str, context: BrowserContext) -> None:
     network = open_network(ROOT / "checkpoints" / "demo-smelt")
     asked: dict[Kind, str] = {"skip": "One of them types this.", "again": "The other types that!"}
-    visitors = {kind: Visitor(browser) for kind in asked}
+    visitors = {kind: Visitor(context) for kind in asked}
     for kind, visitor in visitors.items():
         visitor.page.set_default_timeout(300_000)  # torch is imported when the page is first opened
         visitor.open(f"{address}/live?network=checkpoints/demo-smelt&edit={kind}")
@@ -294,36 +356,35 @@ def test_two_who_intervene_at_once_get_their_own_answers(address: str, browser: 
 
 
 @pytest.mark.browser
-def test_the_address_of_the_first_page_may_say_its_name(address: str, browser: Browser) -> None:
-    visitor = Visitor(browser)
+def test_the_address_of_the_first_page_may_say_its_name(address: str, context: BrowserContext) -> None:
+    visitor = Visitor(context)
     visitor.open(f"{address}/captures?capture=baseline")
     visitor.settle("Captures")
     assert visitor.page.url == f"{address}/?capture=baseline"
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_is_as_dark_as_the_browser_asks(address: str, browser: Browser, scheme: str) -> None:
-    page = browser.new_context(color_scheme=scheme).new_page()
-    page.goto(address)
-    page.get_by_role("heading", level=1, name="Captures").wait_for()
-    colour = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
-    assert (sum(map(int, re.findall(r"\d+", colour)[:3])) < 200) == (scheme == "dark")
-
-
-@pytest.mark.browser
-def test_no_metric_is_cut_on_a_narrow_page(address: str, browser: Browser) -> None:
-    page = browser.new_context(viewport={"width": 800, "height": 1000}).new_page()
+def test_a_page_is_as_dark_as_the_browser_asks_and_cuts_no_metric_when_it_is_narrow(
+    address: str, context: BrowserContext
+) -> None:
+    page = context.new_page()
+    page.set_viewport_size({"width": 800, "height": 1000})
     page.goto(f"{address}/budget")
     page.get_by_test_id("stMetric").nth(2).wait_for()
     cut = (
         "[...document.querySelectorAll('[data-testid=stMetricValue] *')].filter(e => e.scrollWidth > e.clientWidth + 1)"
     )
     assert page.evaluate(f"{cut}.map(e => e.innerText)") == []
+    bright = {}
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        colour = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
+        bright[scheme] = sum(map(int, re.findall(r"\d+", colour)[:3])) > 382
+    assert bright == {"light": True, "dark": False}
 
 
 @pytest.mark.browser
-def test_a_foreign_page_gets_no_websocket(address: str, browser: Browser) -> None:
+def test_a_foreign_page_gets_no_websocket(address: str, context: BrowserContext) -> None:
     port = urlsplit(address).port
     asked = (
         "GET /_stcore/stream HTTP/1.1\r\nHost: evil.example\r\nOrigin: http://evil.example\r\nUpgrade: websocket\r\n"

@@ -14,7 +14,7 @@ from cache.record import DEFAULT_SITES
 from smelt_interp.terminal.tables import compact
 from tests.app.test_folder import tables
 from tests.support.app_pages import main_page
-from tests.support.planted import LOOPED
+from tests.support.planted import BASELINE, LOOPED
 
 
 @pytest.fixture
@@ -30,7 +30,8 @@ def test_a_capture_is_verified_compared_pinned_and_deleted(two: Path, monkeypatc
     differing = tables(test)[1]
     assert "loop_factors" in differing["what differs"]
     assert "width" not in differing["what differs"]
-    assert any("/overview?capture=looped&against=baseline" in each.value for each in test.markdown)
+    (link,) = [each.proto for each in test.get("page_link") if each.proto.page == "overview"]
+    assert link.query_string == "capture=looped&against=baseline"
 
     def press(label: str) -> None:
         (button,) = [each for each in test.button if each.label == label]
@@ -45,8 +46,12 @@ def test_a_capture_is_verified_compared_pinned_and_deleted(two: Path, monkeypatc
     press("Unpin")
     press("Delete …")
     assert (two / "looped").exists()
+    other = main_page(two, monkeypatch, capture="looped")
     press("Delete looped")
     assert not (two / "looped").exists()
+    assert (test.selectbox(key="capture").value, len(test.error)) == ("baseline", 0)
+    (error,) = other.run().error  # another visitor's page
+    assert "a capture must be one of those in" in error.value
     assert keeping.is_pinned(two / "baseline") is False
 
 
@@ -65,6 +70,8 @@ def test_recording_says_its_size_and_command_first_and_starts_that_command(
 ) -> None:
     (tmp_path / "checkpoints" / "tiny").mkdir(parents=True)
     (tmp_path / "checkpoints" / "tiny" / "config.json").write_text(json.dumps(asdict(LOOPED)))
+    (tmp_path / "checkpoints" / "once").mkdir()
+    (tmp_path / "checkpoints" / "once" / "config.json").write_text(json.dumps(asdict(BASELINE)))
     (tmp_path / "runs" / "pair" / "looped" / "checkpoint").mkdir(parents=True)
     shutil.copy(tmp_path / "checkpoints" / "tiny" / "config.json", tmp_path / "runs" / "pair" / "looped" / "checkpoint")
     monkeypatch.chdir(tmp_path)

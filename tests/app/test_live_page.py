@@ -71,6 +71,14 @@ def test_wrong_choices_fall_back_and_what_does_not_fit_is_one_line(root: Path) -
     assert [each.value for each in test.error] == [
         "a prompt must be 2 to 64 tokens of this network, BOS included; got 71"
     ]
+    for prompt in ("🦊 é\u202e", "a\x00\x1b[31m\x85b"):
+        test.text_area(key="prompt").set_value(prompt)
+        test.button[0].click().run()
+        assert not test.exception
+        assert not test.error
+        assert repr(prompt) in test.code[-1].value
+    (warning,) = page("live", root, prompt="a" * 10_000).warning
+    assert warning.value.startswith("The address: prompt must be at most 4096 characters; got 10000: shown is")
     test.selectbox(key="network").set_value("cut").run()
     (error,) = test.error
     assert "config.json must hold JSON" in error.value

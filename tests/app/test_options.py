@@ -5,7 +5,8 @@ from dataclasses import fields
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app.widgets.options import option_help, option_words, parse_option, query_of
+from app.widgets.address import query_of
+from app.widgets.options import option_help, option_words, parse_option
 from probes.running import catalog, command
 from smelt_interp.errors import UserError
 from smelt_interp.terminal.from_one import as_typed

@@ -29,13 +29,13 @@ def episodes(config: ModelConfig = LOOPED, *, seed: int = 0, first_mass: float =
     return replace(batch, sites={**batch.sites, **patterns})
 
 
-def plant_answers(capture: Capture) -> None:
-    """Beside a capture of these episodes, answers of which the second is wrong, as the command keeps them."""
+def plant_answers(capture: Capture, wrong: tuple[int, ...] = (1,)) -> None:
+    """Beside a capture of these episodes, answers of which these are wrong, as the command keeps them."""
     names, states = list(map(label, capture.architecture.steps)), len(capture.architecture.steps) + 1
     episodes = [
         Episode(
-            sample=sample, right=sample != 1, shots=2, depth=1, tokens=(")", "\\n"),
-            rank={"stream": [[2, 2]] * (states - 1) + [[1, 1 + (sample == 1)]]},
+            sample=sample, right=sample not in wrong, shots=2, depth=1, tokens=(")", "\\n"),
+            rank={"stream": [[2, 2]] * (states - 1) + [[1, 1 + (sample in wrong)]]},
             probability={"stream": [[0.1, 0.2]] * states}, top={"stream": [["(", ")"]] * states},
         )
         for sample in range(3)

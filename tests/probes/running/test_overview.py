@@ -44,7 +44,7 @@ def test_each_network_stands_at_its_own_steps_and_comparisons_at_the_later_visit
 
 def test_a_result_without_numbers_at_steps_gives_no_row() -> None:
     document = {"probe": "expert_overlap", "networks": [{"name": "looped"}],
-                "results": [{"rows": [row(2, "1 vs 2", 0.4, level="headline")], "others": {}}]}  # fmt: skip
+                "results": [{"rows": [row(2, "1 vs 2", 0.4, level="headline"), row(2, "a vs b", 0.4)]}]}  # fmt: skip
     assert overview.measures(document, ARCHITECTURES) == []
 
 
