@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model.families.network import FamilyNetwork
-from model.families.opening import looped_config, open_network, quiet
+from model.families.opening import looped_config, open_network, quiet, save
 from model.network import LoopedMoE
 from model.tokenizers import tokenizer_files
 from smelt_interp.config import ModelConfig
@@ -121,8 +121,7 @@ def export(network: LoopedMoE, folder: Path) -> None:
     scratch = folder.with_name(f".{folder.name}.{os.getpid()}")
     scratch.mkdir()
     try:
-        with quiet():
-            theirs.save_pretrained(scratch)
+        save(theirs, scratch)
         for file, text in tokenizer_files(network.tokenizer).items():
             write_whole(scratch / file, text.encode())
         os.replace(scratch, folder)

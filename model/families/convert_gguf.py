@@ -11,8 +11,8 @@ import io
 import json
 import os
 import shutil
-import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,10 +40,13 @@ class ConvertOptions:
 def convert(source: Path, out: Path) -> None:
     """Write the folder, which appears under its name only when it is whole.
 
-    Raises `UserError` for a file that is no GGUF, and for a GGUF of a family that is not known.
+    Raises `UserError` for a file that is no GGUF, for a GGUF of a family that is not known, and for a folder that is
+    there already.
     """
     if not source.is_file():
         raise UserError(f"a GGUF file must exist; got {source}")
+    if out.exists() or out.is_symlink():
+        raise UserError(f"a network must be written to a new folder; {out} exists")
     make_folder(out.parent)
     scratch = out.with_name(f".{out.name}.{os.getpid()}")
     scratch.mkdir()
@@ -58,12 +61,16 @@ def _unpacked(source: Path, scratch: Path) -> Path:
     """The GGUF file itself: a zip's is unpacked beside what will be written."""
     if not zipfile.is_zipfile(source):
         return source
-    with zipfile.ZipFile(source) as archive:
-        if len(names := [name for name in archive.namelist() if name.endswith(".gguf")]) != 1:
-            raise UserError(f"a zip must hold one GGUF file; got {len(names)} in {source}")
-        path = scratch / "network.gguf"
-        with archive.open(names[0]) as packed, path.open("wb") as file:
-            shutil.copyfileobj(packed, file)
+    path = scratch / "network.gguf"
+    try:
+        with zipfile.ZipFile(source) as archive:
+            if len(names := [name for name in archive.namelist() if name.endswith(".gguf")]) != 1:
+                raise UserError(f"a zip must hold one GGUF file; got {len(names)} in {source}")
+            with archive.open(names[0]) as packed, path.open("wb") as file:
+                shutil.copyfileobj(packed, file)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        # the last: a password, or a way of packing that is not known
+        raise UserError(f"a zip must be whole and open; got {source}: {one_line(str(error), 120)}") from None
     return path
 
 
@@ -72,7 +79,7 @@ def _write(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from model.families.opening import quiet
+    from model.families.opening import quiet, save
     from model.families.table import FAMILIES
 
     with gguf.open("rb") as file:
@@ -86,16 +93,17 @@ def _write(gguf: Path, folder: Path) -> None:
                 raise UserError(f"a GGUF must be of one of the families {known}; got {config.model_type}")
             model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        except UserError:
+        except (UserError, MemoryError):
             raise
         except ImportError:
             raise UserError("gguf must be installed to read a GGUF; got none; pip install -e .[pretrained]") from None
-        except (ValueError, KeyError, OSError, RuntimeError, struct.error) as error:
-            raise UserError(f"a GGUF must be one that transformers reads; {one_line(str(error), 150)}") from None
+        except Exception as error:  # whatever a damaged file leads it to
+            said = one_line(f"{type(error).__name__}: {error}", 150)
+            raise UserError(f"a GGUF must be one that transformers reads; {said}") from None
         # A network that was read as quantised is not written: the same weights in a plain one are.
         plain = type(model)(type(config)(**_plain(config)))
         plain.load_state_dict(model.state_dict())
-        plain.save_pretrained(folder)
+        save(plain, folder)
         text = tokenizer.backend_tokenizer.to_str()
     names = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token")}
     write_whole(folder / "tokenizer.json", _begin_with(text, names["bos_token"], tokenizer.bos_token_id).encode())
@@ -123,7 +131,7 @@ def _begin_with(text: str, bos: str | None, bos_id: int | None) -> str:
 def main() -> None:
     """The command line."""
     options = parse(ConvertOptions, prog="python -m model.families.convert_gguf", description=__doc__ or "")
-    if options.out.is_dir():
+    if (options.out / "config.json").is_file():
         print(f"{options.out}: converted before, used as it is")
         return
     convert(options.source, options.out)

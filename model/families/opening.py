@@ -10,10 +10,12 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from errno import EIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 
 from model.checkpoint import CONFIG, checkpoint_folder
 from model.families.network import FamilyNetwork
@@ -209,3 +211,12 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+def save(model: "PreTrainedModel", folder: Path) -> None:
+    """Write config and weights as transformers does. Raises `OSError` when the disk is full."""
+    try:
+        with quiet():
+            model.save_pretrained(folder)
+    except SafetensorError as error:
+        raise OSError(EIO, one_line(str(error), 150), str(folder)) from None

@@ -1,14 +1,17 @@
 """What a user can do wrong with other people's networks ends a command with one line and code 2."""
 
+import zipfile
 from pathlib import Path
+from unittest import mock
 
 import gguf
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 
 from cache import record
 from model.families import convert_gguf
-from model.families.opening import open_network
+from model.families.opening import open_network, save
 from model.families.table import FAMILIES
 from probes import ablation, attention_sink, logit_lens
 from smelt_interp.data.tokenizer import BYTES
@@ -91,9 +94,10 @@ def test_a_plan_and_a_vocabulary_that_do_not_fit_are_one_line(tmp_path: Path) ->
     assert BYTES.vocab_size == 259
 
 
-def write_gguf(path: Path, architecture: str) -> Path:
+def write_gguf(path: Path, architecture: str, layers: object = 1) -> Path:
     writer = gguf.GGUFWriter(str(path), architecture)
-    writer.add_uint32(f"{architecture}.block_count", 1)
+    add = writer.add_uint32 if isinstance(layers, int) else writer.add_string
+    add(f"{architecture}.block_count", layers)
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -105,7 +109,13 @@ def write_gguf(path: Path, architecture: str) -> Path:
 def test_a_gguf_of_another_architecture_or_cut_short_is_one_line(command: Command, tmp_path: Path) -> None:
     short = tmp_path / "short.gguf"
     short.write_bytes(write_gguf(tmp_path / "llama.gguf", "llama").read_bytes()[:100])
+    packed = tmp_path / "packed.whl"
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.write(tmp_path / "llama.gguf", "x.gguf")
+    packed.write_bytes(packed.read_bytes().replace(b"block_count", b"black_count"))
     for path, line in (
+        (packed, f"a zip must be whole and open; got {packed}: Bad CRC-32 for file 'x.gguf'"),
+        (write_gguf(tmp_path / "text.gguf", "llama", "many"), "a GGUF must be one that transformers reads; "),
         (write_gguf(tmp_path / "qwen2.gguf", "qwen2"), f"of the families {', '.join(FAMILIES)}; got qwen2"),
         (write_gguf(tmp_path / "bert.gguf", "bert"), "GGUF model with architecture bert is not supported yet"),
         (tmp_path / "llama.gguf", "a GGUF must be one that transformers reads; "),
@@ -115,3 +125,13 @@ def test_a_gguf_of_another_architecture_or_cut_short_is_one_line(command: Comman
         assert line in refused
         assert len(refused) < 300
     assert not (tmp_path / "out").exists()
+    refused = command.refusal(convert_gguf.main, "--gguf", short, "--out", tmp_path)
+    assert f"a network must be written to a new folder; {tmp_path} exists" in refused
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_disk_that_is_full_while_weights_are_written_is_an_error_of_the_system(tmp_path: Path) -> None:
+    model = mock.Mock()
+    model.save_pretrained.side_effect = SafetensorError("No space left on device")
+    with pytest.raises(OSError, match="No space left on device"):
+        save(model, tmp_path)
