@@ -67,6 +67,8 @@ class ShardWriter:
         self._file = h5py.File("shard", "w", driver="core", backing_store=False, libver=LIBRARY_FORMAT)
         self._file.attrs.update({"schema": np.bytes_(SCHEMA), "version": np.int64(VERSION)})
         self._file.attrs["request"] = np.bytes_(digest)
+        self._site_data: dict[str, h5py.Dataset] = {}
+        """The datasets of sites, open until the end: to close one is to empty its cache of chunks."""
         for name, layout in row_layouts(len(positions), contents.samples.ids_NT.shape[1]).items():
             layout.create(self._file, name)
         self._write_tokens()
@@ -105,28 +107,30 @@ class ShardWriter:
         return image
 
     def _add_site(self, batch: Batch, suffix: str, rows: slice) -> None:
-        """Store one site of a batch, step after step; the first batch says whether it is in bfloat16."""
+        """Store one site of a batch, all steps at once; the first batch says whether it is in bfloat16."""
         contents, kept = self._contents, self._contents.sites[suffix]
         num_tokens = self._samples.ids_NT.shape[1]
         shape = site_shape(suffix, contents.architecture, num_tokens, len(kept.heads))
         stored = stored_as(suffix, contents.precision, bfloat16=suffix in batch.bfloat16)
         layout = site_layout(suffix, shape, len(kept.steps), len(self._positions), stored, contents.compression)
-        if suffix not in self._file:
-            layout.create(self._file, suffix)
-        dataset = self._file[suffix]
+        if suffix not in self._site_data:
+            self._site_data[suffix] = layout.create(self._file, suffix)
+        dataset = self._site_data[suffix]
         if dataset.dtype != layout.dtype:
             raise UserError(f"{suffix} must be of one type in every batch; got {dataset.dtype} and {layout.dtype}")
+        expected = (len(batch.samples), *shape)
+        encoded = np.empty((len(kept.steps), *expected), layout.dtype)
         for index, step in enumerate(kept.steps):
             if (step, suffix) not in batch.sites:
                 raise UserError(f"a batch must hold every site of its capture; missing {suffix} of step {step}")
             values, heads = batch.sites[step, suffix], batch.heads.get(suffix, ())
-            expected = (len(batch.samples), *shape)
             if tuple(values.shape) != expected or heads != kept.heads:
                 raise UserError(
                     f"{suffix} must have shape {expected} for heads {list(kept.heads)}; got {tuple(values.shape)} "
                     f"for heads {list(heads)}"
                 )
-            dataset[index, rows] = encode(values, suffix, stored)
+            encoded[index] = encode(values, suffix, stored)
+        dataset[:, rows] = encoded
 
     def _write_tokens(self) -> None:
         samples = as_stored(self._samples)

@@ -34,7 +34,7 @@ from probes.running import command
 from probes.running.probe import Result, answer
 from probes.statistics.arrays import Floats, Mask, is_token, like, query_heads, ratio, recorded_steps, site
 from probes.statistics.attention import Keys, at_start, by_position, entropy, key_masses, seen_keys, seen_total, share
-from probes.statistics.grid import HEADS, STEPS, At, Grid, Place
+from probes.statistics.grid import HEADS, STEPS, Grid, Place
 from probes.statistics.quantities import Quantity, largest_heads, no_note
 from probes.statistics.sums import Reduced, Sums, Totals
 from smelt_interp.architecture import Architecture, Loop
@@ -152,28 +152,51 @@ def lay_out(batch: Batch, options: Options, loops: tuple[Loop, ...]) -> Grid:
 # Arithmetic
 
 
-class StepMasses(NamedTuple):
-    """What the attention of one step gives; M is QUANTITIES, then what uniform attention gives the last of them."""
+class Read(NamedTuple):
+    """What is read off the patterns of heads: of one step, or of several, their heads side by side on the axis Q."""
+
+    start_BQT: Floats
+    """Each query's mass on the start of its segment; it may be any where the query is padding."""
+    self_BQT: Floats
+    row_BQT: Floats
+    """Its mass on all keys, then that weighted by their norms."""
+    weighted_BQT: Floats
+    entropy_BQT: Floats
+    key_BQS: Floats
+    """Mass that each key takes from the averaged queries together."""
+    norm_BQS: Floats
+
+
+class Masses(NamedTuple):
+    """What they come to; M is QUANTITIES, then what uniform attention gives the last of them."""
 
     mass_BQM: Floats
     """Sums over the averaged queries."""
-    key_BQS: Floats
-    """Mass that each key takes from the averaged queries together."""
     null_Q: Floats
     """How far the row that misses 1 most misses it."""
 
 
-def attention_step(pattern_BQTS: Floats, norm_BQS: Floats, found: Keys) -> StepMasses:
-    """Everything that is read off a pattern, in few passes over it: it is the largest array of a batch.
-
-    Parts of keys are sums over columns that were added over queries first; only row sums are taken query by query.
-    """
+def read_pattern(pattern_BQTS: Floats, norm_BQS: Floats, found: Keys) -> Read:
+    """Everything that is read off the pattern of a step, in few passes over it: it is the largest array of a batch."""
     xp = array_namespace(pattern_BQTS)
     pattern_BQTS = pattern_BQTS * found.seen_BTS[:, None]
-    row_BQT = xp.sum(pattern_BQTS, axis=-1)
-    key_BQS = key_masses(pattern_BQTS, found.averaged_BT)
-    start_BQT, self_BQT = at_start(pattern_BQTS, found), xp.linalg.diagonal(pattern_BQTS) * found.apart_BT[:, None]
+    return Read(
+        start_BQT=at_start(pattern_BQTS, found),
+        self_BQT=xp.linalg.diagonal(pattern_BQTS),
+        row_BQT=xp.sum(pattern_BQTS, axis=-1),
+        weighted_BQT=(norm_BQS[:, :, None] @ pattern_BQTS.mT)[:, :, 0],
+        entropy_BQT=entropy(pattern_BQTS, found.causal),
+        key_BQS=key_masses(pattern_BQTS, found.averaged_BT),
+        norm_BQS=norm_BQS,
+    )
 
+
+def masses(read: Read, found: Keys) -> Masses:
+    """Sums over the averaged queries. Parts of keys are sums over columns that were added over queries first; only row
+    sums are taken query by query."""
+    start_BQT, self_BQT, row_BQT, weighted_BQT, entropy_BQT, key_BQS, norm_BQS = read
+    xp = array_namespace(key_BQS)
+    self_BQT = self_BQT * found.apart_BT[:, None]
     # What the keys of both parts take; what start and self took first is taken out, whichever part they belong to.
     parts_BPS = xp.stack([found.content_BS, 1 - found.content_BS], axis=1)
     part_BQP = xp.sum(xp.astype(key_BQS[:, :, None] * parts_BPS[:, None], xp.float64), axis=-1)
@@ -181,11 +204,10 @@ def attention_step(pattern_BQTS: Floats, norm_BQS: Floats, found: Keys) -> StepM
     taken_BQPT = at_start_BPT[:, None] * start_BQT[:, :, None] + parts_BPS[:, None] * self_BQT[:, :, None]
 
     start_norm_BQT = at_start(norm_BQS[:, :, None], found)
-    weighted_BQT = (norm_BQS[:, :, None] @ pattern_BQTS.mT)[:, :, 0]
     each_BQMT = xp.stack(
         [
             start_BQT, self_BQT, taken_BQPT[:, :, 0], taken_BQPT[:, :, 1], 1 - row_BQT,
-            entropy(pattern_BQTS, found.causal), share(start_BQT * start_norm_BQT, weighted_BQT),
+            entropy_BQT, share(start_BQT * start_norm_BQT, weighted_BQT),
             share(start_norm_BQT, seen_total(norm_BQS, found)),
         ],
         axis=2,
@@ -195,7 +217,7 @@ def attention_step(pattern_BQTS: Floats, norm_BQS: Floats, found: Keys) -> StepM
     mass_BQM[:, :, 2:4] = part_BQP - mass_BQM[:, :, 2:4]
     missing_BQT = xp.abs(1 - row_BQT) * found.token_BT[:, None]
     null_Q = xp.max(xp.max(missing_BQT, axis=-1), axis=0)
-    return StepMasses(mass_BQM, key_BQS, null_Q)
+    return Masses(mass_BQM, null_Q)
 
 
 def uniform_masses(found: Keys) -> NDArray[np.float64]:
@@ -214,20 +236,20 @@ def uniform_masses(found: Keys) -> NDArray[np.float64]:
 def reduce(batch: Batch, grid: Grid, options: Options) -> Reduced:
     """Sums over the averaged queries of each sample."""
     samples, found = batch.samples, keys(batch.samples, options, batch.architecture.causal)
-    # Each step where its pattern is.
-    moved: Keys | None = None
-    masses, sinks, by_key, nulls = [], [], [], []
-    for step in grid.steps:
-        pattern_BQTS, norm_BQS = _heads_of(batch, step, grid)
-        xp = array_namespace(pattern_BQTS)
-        moved = moved or found.moved(pattern_BQTS)
-        given = attention_step(pattern_BQTS, norm_BQS, moved)
-        masses.append(given.mass_BQM)
-        by_key.append(by_position(given.key_BQS, found))
-        nulls.append(given.null_Q)
-        early_BQ = xp.mean(pattern_BQTS[:, :, : options.sink_tokens, 0], axis=-1)
-        sinks.append(xp.astype(early_BQ > options.sink_threshold, pattern_BQTS.dtype))
-    mass_BLQM, sink_BLQ, key_BLQP = (xp.stack(each, axis=1) for each in (masses, sinks, by_key))
+    # Each pattern where it is, then what was read of all of them together: it is small, and operations are what costs.
+    norm_LBQS = _value_norms(batch, grid)
+    xp, moved, reads, early = array_namespace(norm_LBQS), found.moved(norm_LBQS), [], []
+    for position, step in enumerate(grid.steps):
+        assert isinstance(step, int)  # `lay_out` measures single steps
+        kept = batch.heads[PATTERN]
+        pattern_BQTS = query_heads(site(batch, step, PATTERN), 1, kept, grid.heads, batch.architecture)
+        reads.append(read_pattern(pattern_BQTS, norm_LBQS[position], moved))
+        early.append(xp.mean(pattern_BQTS[:, :, : options.sink_tokens, 0], axis=-1))
+    read = Read(*(xp.concat(each, axis=1) for each in zip(*reads, strict=True)))
+    given, num_steps = masses(read, moved), len(grid.steps)
+    mass_BLQM = rearrange(given.mass_BQM, "b (l q) m -> b l q m", l=num_steps)
+    key_BLQP = rearrange(by_position(read.key_BQS, found), "b (l q) p -> b l q p", l=num_steps)
+    sink_BLQ = xp.astype(xp.stack(early, axis=1) > options.sink_threshold, norm_LBQS.dtype)
     # Groups of layers by key, the rows that are long enough, and the roles that stand at each position.
     groups = [xp.mean(xp.mean(key_BLQP[:, inside], axis=2), axis=1) for _, _, inside in grid.groups()]
     start_BT, first = found.start_BT, options.sink_tokens
@@ -245,18 +267,18 @@ def reduce(batch: Batch, grid: Grid, options: Options) -> Reduced:
             **({"key": xp.stack(groups, axis=1)} if groups else {}),
         },
         whole={"head_key": xp.sum(key_BLQP, axis=0), "role": role_PR, "content": found.content_BS.sum()[None]},
-        largest={"null": xp.stack(nulls, axis=0)},
+        largest={"null": rearrange(given.null_Q, "(l q) -> l q", l=num_steps)},
         defined={"queries": np.asarray(found.averaged_BT.any(axis=-1)), "long": long_B},
     )
 
 
-def _heads_of(batch: Batch, step: At, grid: Grid) -> tuple[Floats, Floats]:
-    """The pattern (B, Q, T, S) of the measured heads, and the norms of the values that they read (B, Q, S)."""
-    assert isinstance(step, int)  # `lay_out` measures single steps
-    pattern_BQTS = query_heads(site(batch, step, PATTERN), 1, batch.heads[PATTERN], grid.heads, batch.architecture)
-    norm_BSG = array_namespace(pattern_BQTS).linalg.vector_norm(site(batch, step, VALUE), axis=-1)
-    norm_BSQ = query_heads(norm_BSG, 2, batch.heads[VALUE], grid.heads, batch.architecture)
-    return pattern_BQTS, rearrange(norm_BSQ, "b s q -> b q s")
+def _value_norms(batch: Batch, grid: Grid) -> Floats:
+    """The norms of the values that the measured heads read. -> (L, B, Q, S)"""
+    values = [site(batch, step, VALUE) for step in grid.steps if isinstance(step, int)]
+    xp, heads = array_namespace(values[0]), batch.heads[VALUE]
+    norm_XSG = xp.linalg.vector_norm(xp.concat(values, axis=0), axis=-1)
+    norm_XSQ = query_heads(norm_XSG, 2, heads, grid.heads, batch.architecture)
+    return rearrange(norm_XSQ, "(l b) s q -> l b q s", l=len(values))
 
 
 # What the sums say

@@ -30,7 +30,7 @@ from pydantic import Field
 from cache.batch import Batch
 from probes.running import command
 from probes.running.probe import Result, answer
-from probes.statistics.arrays import is_token, token_values
+from probes.statistics.arrays import is_token, values_of_steps
 from probes.statistics.experts import INDICES, WEIGHTS, routed_steps
 from probes.statistics.grid import STEPS, Grid
 from probes.statistics.named_sums import under
@@ -115,10 +115,8 @@ def _pair_sums(
     """`similarity.overlap_sums`, and the mean over shuffles of Jaccard and of the shared weight: (B, L, ...) of all L
     pairs at once, since what costs is the number of operations."""
     early_BTLK, weight_early_BTLK, late_BTLK, weight_late_BTLK = (
-        array_namespace(x[0]).stack(x, axis=2)
-        for x in ([token_values(batch, pair[which], suffix) for pair in pairs]
-                  for which in (0, 1) for suffix in (INDICES, WEIGHTS))
-    )  # fmt: skip
+        values_of_steps(batch, steps, suffix) for steps in zip(*pairs, strict=True) for suffix in (INDICES, WEIGHTS)
+    )
     sums = similarity.overlap_sums(
         early_BTLK, weight_early_BTLK, late_BTLK, weight_late_BTLK, token_BT, batch.architecture.num_experts
     )

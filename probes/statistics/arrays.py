@@ -64,6 +64,17 @@ def token_values(batch: Batch, step: int, suffix: str) -> NDArray[np.float64]:
     return values
 
 
+def values_of_steps(batch: Batch, steps: Sequence[int], suffix: str) -> NDArray[np.float64]:
+    """`token_values` of several steps at once, side by side: (B, T, L, ...)."""
+    recorded = [batch.sites[step, suffix] for step in steps]
+    xp = array_namespace(recorded[0])
+    values = measured(xp.stack(recorded, axis=2), is_token(batch.samples))
+    if not bool(xp.isfinite(xp.sum(values))):
+        for step in steps:
+            token_values(batch, step, suffix)  # which says where
+    return values
+
+
 def query_heads(x: Floats, axis: int, kept: Sequence[int], heads: Sequence[int], architecture: Architecture) -> Floats:
     """A site's array with the query heads `heads` on its head axis, which holds the heads `kept`.
 

@@ -96,13 +96,12 @@ def share(part: Floats, whole: Floats) -> Floats:
 def entropy(pattern_BQTS: Floats, causal: bool) -> Floats:
     """Entropy of each query's attention, in nats. -> (B, Q, T)"""
     xp, length = array_namespace(pattern_BQTS), pattern_BQTS.shape[2]
-    # Masses below it count for nothing, and the logarithm of a denormal number takes ten times as long.
-    tiny = xp.asarray(1e-30, dtype=pattern_BQTS.dtype, device=device(pattern_BQTS))
+    tiny = 1e-30  # counts for nothing beside a mass, and the logarithm of 0 or a denormal takes ten times as long
     found = []
     for first in range(0, length, ENTROPY_ROWS):
         stop = first + ENTROPY_ROWS
         rows_BQTS = pattern_BQTS[:, :, first:stop, : stop if causal else length]  # later keys are 0
-        found.append(-xp.sum(xp.log(xp.maximum(rows_BQTS, tiny)) * rows_BQTS, axis=-1))
+        found.append(-xp.sum(xp.log(rows_BQTS + tiny) * rows_BQTS, axis=-1))
     whole: Floats = xp.concat(found, axis=-1)
     return whole
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cache.batch import Batch, take
 from probes import attention_sink
-from probes.attention_sink import PARTS, Options, attention_step, keys, needs
+from probes.attention_sink import PARTS, Options, keys, masses, needs, read_pattern
 from smelt_interp.architecture import Architecture
 from smelt_interp.config import ModelConfig
 from smelt_interp.data.samples import Role, Samples
@@ -138,7 +138,8 @@ def test_every_key_that_a_query_sees_is_in_exactly_one_part(content: str, causal
         for query, key in np.ndindex(found.seen_BTS.shape[1:]):
             one_BQTS = np.zeros_like(found.seen_BTS)[:, None]
             one_BQTS[:, 0, query, key] = 1
-            parts_BP = attention_step(one_BQTS, np.ones(one_BQTS[:, :, 0].shape), found).mass_BQM[:, 0, : len(PARTS)]
+            read = read_pattern(one_BQTS, np.ones(one_BQTS[:, :, 0].shape), found)
+            parts_BP = masses(read, found).mass_BQM[:, 0, : len(PARTS)]
             assert np.array_equal(np.sort(parts_BP, 1)[:, :-1], np.zeros((len(samples), 3)))
             assert np.array_equal(parts_BP.sum(1), found.seen_BTS[:, query, key])
 
