@@ -88,7 +88,7 @@ class Attention(nn.Module):
             )
             return result_BTQD.sum(2)
         update_BTD: Tensor = self.o_proj(z_BTQC.flatten(2))
-        return update_BTD * scale
+        return update_BTD if scale == 1 else update_BTD * scale
 
     def input_weight(self, which: Literal["q", "k", "v"]) -> Tensor:
         """The matrix of queries, keys or values by head, (heads, D, C)."""
@@ -155,7 +155,8 @@ class MixtureOfExperts(nn.Module):
             result_BTKD = hooks.hook_expert_result(experts_traced(call).slot_NKD.unflatten(0, shape_BT) * scale)
             out_BTD = sum_slots(result_BTKD.flatten(0, 1)).unflatten(0, shape_BT)
         else:
-            out_BTD = experts(call).unflatten(0, shape_BT) * scale
+            out_BTD = experts(call).unflatten(0, shape_BT)
+            out_BTD = out_BTD if scale == 1 else out_BTD * scale
         return out_BTD, Routing(indices_BTK, weights_BTK, routing.scores_NE, routing.logits_NE)
 
 
@@ -181,7 +182,7 @@ class Layer(nn.Module):
 def rms_norm(x: Tensor, gain: Tensor, eps: float, hooks: NormHooks | None) -> Tensor:
     """The norm itself, statistics in float32, with its hook points if it has any."""
     x_float = x.float()
-    scale = (x_float.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+    scale = x_float.pow(2).mean(-1, keepdim=True).add_(eps).sqrt_()
     if hooks is None:
         return (x_float / scale).to(x.dtype) * gain
     normalised: Tensor = hooks.hook_normalized((x_float / hooks.hook_scale(scale)).to(x.dtype))

@@ -20,10 +20,10 @@ def check_finite(site: str, x: Tensor, *, wait: bool = True) -> None:
         return
     masked = site.endswith(MASKED)
     low, high = x.detach().aminmax()  # NaN wins both, and is neither below nor above anything
-    holds = high < INFINITY if masked else (high < INFINITY) & (low > -INFINITY)
     if torch.compiler.is_compiling() or (x.is_cuda and not wait):
+        holds = high < INFINITY if masked else (high < INFINITY) & (low > -INFINITY)
         torch._assert_async(holds, f"{site} must be finite")
-    elif not bool(holds):
+    elif not (float(high) < INFINITY and (masked or float(low) > -INFINITY)):
         allowed = torch.isfinite(x) | (x == -INFINITY) if masked else torch.isfinite(x)
         index = tuple((~allowed).nonzero()[0].tolist())
         raise UserError(

@@ -89,6 +89,16 @@ class LoopedModel(HookedRootModule):
         # of someone else's network may have a name of its own.
         self.hook_dict = {name: module for name, module in self.named_modules() if isinstance(module, HookPoint)}
         self.mod_dict = self.hook_dict
+        self._hook_tables = [
+            table
+            for point in self.hook_dict.values()
+            for table in (
+                point._forward_hooks,
+                point._forward_pre_hooks,
+                point._backward_hooks,
+                point._backward_pre_hooks,
+            )
+        ]
         for name, point in self.hook_dict.items():
             point.name = name
         self._listed_blocks = tuple(self.blocks)
@@ -140,7 +150,8 @@ class LoopedModel(HookedRootModule):
 
     def __call__(self, inputs: Tensor, **options: Unpack[PassOptions]) -> Tensor:
         with self.lock:  # around the module's own hooks too
-            self.check_hooks(self.request(**options))
+            if self.hooked():
+                self.check_hooks(self.request(**options))
             out: Tensor = super().__call__(inputs, **options)
             return out
 
@@ -151,7 +162,9 @@ class LoopedModel(HookedRootModule):
 
     def hooked(self) -> list[str]:
         """The names that have a hook, set by transformer-lens's methods or by torch's."""
-        return [name for name, point in self._points().items() if point.is_hooked]
+        points = self._points()
+        # Nearly always there is none, and each token that is generated asks.
+        return [name for name, point in points.items() if point.is_hooked] if any(self._hook_tables) else []
 
     def check_hooks(self, request: Request) -> None:
         """Raise `UserError` when a hook is set that the pass would not run: on a name that it does not compute, or
