@@ -4,6 +4,7 @@ A state is written by torch.distributed.checkpoint, so that another number of ra
 it says the step, the order digest of the tokens so far, and the time.
 """
 
+import errno
 import json
 import os
 import re
@@ -132,4 +133,4 @@ def _raise_first(error: CheckpointException, folder: Path) -> NoReturn:
             raise cause from None
         if isinstance(cause, OSError):
             raise OSError(cause.errno, cause.strerror, str(folder)) from None
-    raise OSError(5, f"Input/output error ({causes[0]!s:.80})", str(folder)) from None
+    raise OSError(errno.EIO, f"not written whole, as on a full disk ({causes[0]!s:.60})", str(folder)) from None
