@@ -30,7 +30,8 @@ def checkpoint_folder(checkpoint: str | Path, *, allow_download: bool = False) -
     if folder.is_dir():
         return folder
     if not allow_download:
-        raise UserError(f"a checkpoint must be a folder with {CONFIG} and {WEIGHTS}; got {str(checkpoint)!r}")
+        raise UserError(f"a checkpoint must be a folder with {CONFIG} and {WEIGHTS}; got {str(checkpoint)!r}, which is "
+                        "none: a hub id is fetched with --allow-download")  # fmt: skip
     import huggingface_hub  # slow, and needed for downloads alone
     from huggingface_hub.errors import HFValidationError
 

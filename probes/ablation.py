@@ -148,7 +148,8 @@ class Ablation:
             if options.by == "layer":
                 places = tuple(place._replace(where={**place.where, "head": "all"}) for place in places)
         if not together:
-            raise UserError(f"layers to ablate with --how {options.how} must be visited again; got none that are")
+            raise UserError(f"layers to ablate with --how {options.how} must be visited again; got none that are: "
+                            "choose others, or loop some with --loop")  # fmt: skip
         asks = (self.data.samples.role_NT == Role.ANSWER).any(-1) & (self.data.samples.episode_N["shots"] >= 0)
         scores = (LOSS, ANSWER, EXACT) if asks.all() else (LOSS,)
         return Layout(grid=grid, together=together, places=places, scores=scores, heads=tuple(heads.items()))

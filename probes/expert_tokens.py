@@ -53,10 +53,11 @@ from smelt_interp.validation import Seed, validated
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-TITLE = "What experts fire on"
+TITLE = "What experts or heads fire on"
 DATA = DataOptions(data=("dyck", "code"))
 OVERVIEW = ()
 TABLE_A_QUANTITY = True
+INSTEAD = "--of heads measures attention heads"
 
 PATTERN = "attn.hook_pattern"
 TOKEN, ROLE, STAYS, GOES, CONTEXT = "token share", "role share", "stays", "goes to", "context"

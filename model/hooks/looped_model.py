@@ -422,7 +422,7 @@ class LoopedModel(HookedRootModule):
         ):  # rows beyond the ids fill up sizes
             raise UserError(
                 f"a tokenizer must have the ids of its network, which knows {vocab_size}; got {own}; give the network "
-                "its own when it is made: tokenizer=..."
+                "its own: tokenizer.json in its folder, or tokenizer=... when it is made"
             )
         return self._tokenizer
 

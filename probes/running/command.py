@@ -245,7 +245,8 @@ def measure_set(
             needed = needed_sites(probe, subject.architecture, options)
             reason = NEEDS_A_NETWORK if recorded else refusal(needed, subject.architecture)
             if reason and subject is subjects[0]:
-                raise UserError(f"{probe.TITLE} cannot be measured; {subject.name}: {reason}")
+                instead = f"; {probe.INSTEAD}" if hasattr(probe, "INSTEAD") else ""
+                raise UserError(f"{probe.TITLE} cannot be measured; {subject.name}: {reason}{instead}")
             if reason:
                 left_out[name].append(f"{subject.name}: {reason}")
             else:

@@ -26,7 +26,7 @@ and one that measures samples of its own making, such as pairs, also has `choose
 gives those sets for the data options.
 
 Options may have `reads`, the hook suffixes that they ask for in place of `needs`. A probe of many kinds of rows may say
-`TABLE_A_QUANTITY = True`: its command prints a table of each.
+`TABLE_A_QUANTITY = True`: its command prints a table of each. `INSTEAD` says what to ask of a network that it refuses.
 
 Any probe may have `against(totals, others)`: the quantities in which this network exceeds another on the same samples.
 Both share their resamples of documents, so that a difference of their sums is paired by document. One with

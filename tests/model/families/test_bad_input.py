@@ -13,7 +13,7 @@ from cache import record
 from model.families import convert_gguf
 from model.families.opening import open_network, save
 from model.families.table import FAMILIES
-from probes import ablation, attention_sink, logit_lens
+from probes import ablation, attention_sink, expert_tokens, logit_lens
 from smelt_interp.data.tokenizer import BYTES
 from smelt_interp.errors import UserError
 from tests.support.bpe import byte_level_bpe
@@ -50,6 +50,12 @@ def test_a_span_a_hub_id_and_a_site_that_are_not_there_are_one_line(
         ("a folder or a hub id; got 'no-one/nothing'", sink, ("--ckpt", "no-one/nothing", "--allow-download", *FEW)),
         ("dory computes; got hook_mlp_out", recorded, ("--ckpt", dory, "--sites", "hook_mlp_out", "--out", out)),
         ("dory does not compute hook_attn_out", ablation.main, ("--ckpt", dory, "--sites", "hook_attn_out", *FEW)),
+        ("its layers are dense; --of heads measures attention", expert_tokens.main, ("--ckpt", llama, *FEW)),
+        (
+            "got 'no-one/nothing', which is none: a hub id is fetched with --allow-download",
+            recorded,
+            ("--ckpt", "no-one/nothing", "--out", out),
+        ),
         ("got one of albert, whose head does more", logit_lens.main, ("--ckpt", folders / "albert", *FEW)),
     ):
         refused = command.refusal(main, *words)
