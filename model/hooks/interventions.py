@@ -31,6 +31,7 @@ from smelt_interp.plan import label, visits_of
 from smelt_interp.sites import SITES, check_suffix, hook_name, site_of
 
 PATTERN, POST, PRE = "attn.hook_pattern", "hook_resid_post", "hook_resid_pre"
+SCORES = "attn.hook_attn_scores"
 UPDATES = ("hook_attn_out", "hook_mlp_out")
 Values = Mapping[str, Tensor]
 Change = Callable[[Tensor], Tensor]
@@ -65,6 +66,10 @@ class Edit:
     other: tuple[str, ...] = ()
     mean: tuple[str, ...] = ()
     """Hook names that it reads from each of `Sources`."""
+
+    def __post_init__(self) -> None:
+        if not self.sites:
+            raise UserError(f"an edit must have at least one step; got none: {self.name}")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -155,8 +160,14 @@ def _replaced(
     """An edit that puts `new(x, sources, hook name)` into the heads of a target."""
 
     def changes(sources: Sources) -> Mapping[str, Change]:
+        def put_in(x: Tensor, at: str) -> Tensor:
+            found = new(x, sources, at)
+            if target.suffix == SCORES:  # what a query may not look at stays unseen
+                found = torch.where(x == -torch.inf, x, found)
+            return target.mix(x, found)
+
         def change(at: str) -> Change:
-            return lambda x: target.mix(x, new(x, sources, at))
+            return lambda x: put_in(x, at)
 
         return {at: change(at) for at in target.names}
 
@@ -252,6 +263,7 @@ def move_start_mass(steps: Sequence[int], content: Content, heads: tuple[int, ..
         start_BT1 = torch.from_numpy(sources.samples.segment_start_NT.astype(np.int64)).to(device)[..., None]
         is_start_BTS = torch.arange(keys, device=device) == start_BT1
         content_BS = torch.from_numpy(content(sources.samples)).to(device)
+        _require_places(content_BS, (len(x_BQTS), keys))
         to_content_BQTS = x_BQTS * (content_BS[:, None] & ~is_start_BTS)[:, None]
         total_BQT1 = to_content_BQTS.sum(-1, keepdim=True)
         start_BQT1 = (x_BQTS * is_start_BTS[:, None]).sum(-1, keepdim=True)
@@ -270,14 +282,23 @@ def put(target: Target, values: Values, where_BT: Tensor | None = None) -> Edit:
     """Given values, by hook name: everywhere, or at the query positions that are True."""
 
     def new(x: Tensor, sources: Sources, name: str) -> Tensor:
+        if name not in values:
+            raise UserError(f"values to put must be those of every site of the target; got none of {name!r}")
         given = values[name].to(x)
         if where_BT is None:
             return given
         axis = SITES[target.suffix].axes.index("T")
+        _require_places(where_BT, (x.shape[0], x.shape[axis]))
         chosen = where_BT.view(*where_BT.shape[:1], *[1] * (axis - 1), -1, *[1] * (x.ndim - 1 - axis))
         return torch.where(chosen.to(x.device), given, x)
 
     return _replaced("put", target, new)
+
+
+def _require_places(where_BT: Tensor, shape: tuple[int, int]) -> None:
+    """Raise `UserError` for places that are not those of the tokens."""
+    if tuple(where_BT.shape) != shape:
+        raise UserError(f"places must be given for each token, {shape}; got shape {tuple(where_BT.shape)}")
 
 
 def together(name: str, edits: Sequence[Edit]) -> Edit:

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from smelt_interp.errors import UserError
+from smelt_interp.errors import UserError, shown
 from smelt_interp.sites import nearest
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def load(name: str) -> "Probe":
     """The probe of that name. Raises UserError with the nearest valid names."""
     known = (*NAMES, *APART, *RUNNING)
     if name not in known:
-        raise UserError(f"a probe must be one of {', '.join(known)}; got {name!r}{nearest(name, known)}")
+        those = nearest(name, known) or f": {', '.join(known)}"  # last, as a long line loses its middle
+        raise UserError(f"a probe must be one of those that there are; got {shown(name)}{those}")
     return cast("Probe", import_module(f"probes.{name}"))
 
 

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cache.selection import check_batch_size
 from model.hooks.interventions import Edit, Sources
 from model.hooks.looped_model import LoopedModel
 from model.hooks.names import PassOptions
@@ -71,6 +72,8 @@ class EditedPasses:
     """
 
     def __init__(self, model: LoopedModel, samples: Samples, edits: Mapping[str, Edit], *, batch_size: int = 8) -> None:
+        if "" in edits:
+            raise UserError("an edit must have a name; got an empty one, which is that of the network as it is")
         self.model, self.samples, self.edits = model, samples, edits
         asked = [name for edit in edits.values() for name in edit.names]
         model.request(head_results=True, expert_results=True).check(asked)
@@ -139,6 +142,8 @@ class EditedPasses:
 
 def _scored(samples: Samples, logits_BTW: Tensor, scores: Mapping[str, Score]) -> NDArray[np.float64]:
     found = [np.asarray(score(samples, logits_BTW).cpu().numpy(), np.float64) for score in scores.values()]
+    if wrong := [each.shape for each in found if each.shape != (len(samples),)]:
+        raise UserError(f"a score must be one number a sample, ({len(samples)},); got shape {wrong[0]}")
     return np.stack(found, -1)
 
 
@@ -173,6 +178,7 @@ def compare(
 
     if not (edits and len(samples)):
         raise UserError(f"edits and samples must be at least one; got {len(edits)} and {len(samples)}")
+    check_batch_size(batch_size)
     passes = EditedPasses(model, samples, edits, batch_size=batch_size)
     found = [passes.scores(rows, {"score": score})
              for rows in np.split(np.arange(len(samples)), range(batch_size, len(samples), batch_size))]  # fmt: skip

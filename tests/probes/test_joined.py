@@ -92,5 +92,7 @@ def test_the_command_reads_a_capture_and_refuses_what_names_no_number(
         f"self mass, layers 2-3, visit {visit}" for visit in ("1", "2", "2 - 1")
     ]
     assert "must be PROBE:QUANTITY" in command.refusal(joined.main, *words, "--x", "start_mass")
-    assert "a probe must be one of" in command.refusal(joined.main, *words, "--x", "sink:start_mass")
+    assert "those that there are; got 'zzz': attention_sink, " in command.refusal(
+        joined.main, *words, "--x", "zzz:mass"
+    )
     assert "measures the samples it is given; got patching" in command.refusal(joined.main, *words, "--y", "patching:a")

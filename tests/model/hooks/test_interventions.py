@@ -181,6 +181,13 @@ def test_a_random_change_is_as_large_and_does_not_depend_on_the_batch(name):
     assert not after.triu(1).any(), "keys that are not seen get nothing"
 
 
+def test_scores_without_anything_in_them_are_even_over_the_keys_that_are_seen(name: str):
+    model, at = NETWORKS[name], hook_name(3, "attn.hook_pattern")
+    before, after = run(model)[1][at], run(model, interventions.zero(Target("attn.hook_attn_scores", (3,))))[1][at]
+    seen = (before > 0).float()
+    torch.testing.assert_close(after, seen / seen.sum(-1, keepdim=True))
+
+
 def test_several_edits_are_one():
     model = NETWORKS["ours"]
     both = [interventions.zero(Target("hook_mlp_out", (3,))), interventions.zero(Target("hook_attn_out", (4,)))]
@@ -201,7 +208,19 @@ def test_what_cannot_be_edited_is_one_line():
     ):
         with pytest.raises(UserError, match=message):
             run(model, edit)
+    here = Target("hook_mlp_out", (1,))
+    for edit, message in (
+        (interventions.put(here, {}), "those of every site of the target; got none of 'blocks.1.hook_mlp_out'"),
+        (
+            interventions.put(here, {here.names[0]: torch.zeros(1)}, torch.ones(3, 4, dtype=torch.bool)),
+            r"places must be given for each token, \(.*\); got shape \(3, 4\)",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(ours, edit)
     refused = {
+        "an edit must have at least one step; got none: skip": lambda: interventions.skip([]),
+        "an edit must have at least one step; got none: both": lambda: interventions.together("both", []),
         "a step must be a later visit of its layer .* got layer 1, visit 1": lambda: interventions.again(ours, [0]),
         "to be given the first one's; got step 99 of 6": lambda: interventions.clamp(ours, "attn.hook_pattern", [99]),
         r"must be in the plan; got \(0, 1\)": lambda: interventions.swap(ours, "hook_mlp_out", layer=0),

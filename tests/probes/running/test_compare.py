@@ -79,5 +79,11 @@ def test_another_sample_is_of_another_document():
 def test_what_cannot_be_compared_is_one_line():
     with pytest.raises(UserError, match="a hook must be on a site that a dense-nested network has"):
         compare(DENSE, SAMPLES, {"routing": interventions.zero(Target("mlp.hook_router_logits", (8,)))}, loss)
+    with pytest.raises(UserError, match="an edit must have a name; got an empty one"):
+        compare(OURS, SAMPLES, {"": EDITS["mean"]}, loss)
+    with pytest.raises(UserError, match=r"a score must be one number a sample, \(5,\); got shape \(5, 12, "):
+        compare(OURS, SAMPLES, EDITS, lambda samples, logits: logits)
+    with pytest.raises(UserError, match="batch_size must be"):
+        compare(OURS, SAMPLES, EDITS, loss, batch_size=0)
     with pytest.raises(UserError, match="edits and samples must be at least one; got 0 and 5"):
         compare(OURS, SAMPLES, {}, loss)
