@@ -332,6 +332,24 @@ def test_what_is_kept_of_a_capture_leads_on_and_goes_with_it(
 
 
 @pytest.mark.browser
+def test_a_recording_is_started_followed_and_listed(folder: Path, address: str, context: BrowserContext) -> None:
+    visitor = Visitor(context)
+    page = visitor.page
+    page.set_default_timeout(200_000)  # the recorder imports torch
+    visitor.open(f"{address}/?capture=looped")
+    page.get_by_text("Record a capture").click()
+    visitor.type("Samples", "2")
+    page.get_by_text("At most 2 × 160 tokens, about").wait_for()
+    page.get_by_role("button", name="Record", exact=True).click()
+    page.get_by_text("demo-smelt-dyck-2: ").first.wait_for()
+    page.get_by_role("cell", name="demo-smelt-dyck-2", exact=True).wait_for()
+    assert (folder / "demo-smelt-dyck-2" / "manifest.json").exists()
+    visitor.choose("Capture", "demo-smelt-dyck-2")
+    visitor.follow(catalog.load("attention_sink").TITLE)
+    page.locator("[data-testid=stPlotlyChart] .main-svg").first.wait_for()
+
+
+@pytest.mark.browser
 def test_two_who_intervene_at_once_get_their_own_answers(address: str, context: BrowserContext) -> None:
     network = open_network(ROOT / "checkpoints" / "demo-smelt")
     asked: dict[Kind, str] = {"skip": "One of them types this.", "again": "The other types that!"}
@@ -356,9 +374,15 @@ def test_two_who_intervene_at_once_get_their_own_answers(address: str, context: 
 
 
 @pytest.mark.browser
-def test_the_address_of_the_first_page_may_say_its_name(address: str, context: BrowserContext) -> None:
+def test_an_address_that_is_completed_or_corrected_is_no_step_back(address: str, context: BrowserContext) -> None:
     visitor = Visitor(context)
     visitor.open(f"{address}/captures?capture=baseline")
+    visitor.settle("Captures")
+    assert visitor.page.url == f"{address}/?capture=baseline"
+    visitor.page.goto(f"{address}/attention_sink?capture=looped&t_min=1e400")
+    visitor.page.get_by_text("t_min must be whole number; got 1e400").wait_for()
+    assert visitor.page.url == f"{address}/attention_sink?capture=looped"
+    visitor.page.go_back()
     visitor.settle("Captures")
     assert visitor.page.url == f"{address}/?capture=baseline"
 
@@ -375,12 +399,10 @@ def test_a_page_is_as_dark_as_the_browser_asks_and_cuts_no_metric_when_it_is_nar
         "[...document.querySelectorAll('[data-testid=stMetricValue] *')].filter(e => e.scrollWidth > e.clientWidth + 1)"
     )
     assert page.evaluate(f"{cut}.map(e => e.innerText)") == []
-    bright = {}
-    for scheme in ("light", "dark"):
+    colour = "getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor"
+    for scheme, most_is in (("light", ">"), ("dark", "<")):
         page.emulate_media(color_scheme=scheme)
-        colour = page.evaluate("getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor")
-        bright[scheme] = sum(map(int, re.findall(r"\d+", colour)[:3])) > 382
-    assert bright == {"light": True, "dark": False}
+        page.wait_for_function(f"Math.max(...{colour}.match(/\\d+/g).slice(0, 3)) {most_is} 127")
 
 
 @pytest.mark.browser
