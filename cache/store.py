@@ -34,6 +34,7 @@ class Capture:
         self.path = Path(folder)
         _check_finished(self.path)
         self.manifest = Manifest.read(self.path)
+        self._last: tuple[int, Batch] | None = None
 
     def __len__(self) -> int:
         """Samples."""
@@ -123,8 +124,10 @@ class Capture:
         """
         if not 0 <= row < len(self):
             raise UserError(f"a sample must be 0 to {len(self) - 1}; got {row}")
-        ((shard, some),) = self._shards(slice(row, row + 1))
-        return self._batch({}, shard, some)
+        if self._last is None or self._last[0] != row:  # a page asks for the same one several times
+            ((shard, some),) = self._shards(slice(row, row + 1))
+            self._last = row, self._batch({}, shard, some)
+        return self._last[1]
 
     def text(self, row: int) -> str:
         """The text of the sample at a position; bytes that are no UTF-8 become U+FFFD. Raises UserError for a sample

@@ -28,6 +28,16 @@ export default function () {
     if (opened) chose = leaving = false;
     (pushed ? push : replace)(state, title, to);
   };
+  // What the server completed or corrected before this script was here, Streamlit has pushed: back to what was opened,
+  // which the present address takes the place of. Streamlit is not told of that step.
+  const here = location.href, opened = performance.getEntriesByType("navigation")[0]?.name;
+  const entries = window.navigation?.entries() ?? [], now = window.navigation?.currentEntry?.index;
+  const first = entries.findLastIndex((entry) => entry.url === opened && entry.index < now);
+  if (opened !== here && first >= 0) {
+    const back = (event) => { event.stopImmediatePropagation(); replace(history.state, "", here); };
+    window.addEventListener("popstate", back, { capture: true, once: true });
+    history.go(first - now);
+  }
   history.pushState = step;
   history.replaceState = step;
 }
