@@ -1,8 +1,7 @@
 // Every choice is a step in the browser's history: Back gives the view before.
 //
-// Streamlit replaces the address when a widget changes and pushes the one that its server sends. Here a changed query
-// of the same page is pushed where the visitor did something since the page was opened, by a link or by Back. Else it
-// is no choice but an address that is completed or a wrong value that gives way: that takes the place of what was
+// Streamlit replaces the address when a widget changes and pushes the one that its server sends. Here a changed one is
+// pushed where the visitor did something since the page was opened, by a link or by Back. Else it is no choice but an address that is completed or a wrong value that gives way: that takes the place of what was
 // opened, or Back would lead to it again. What a clicked link's page changes before its name stands in the address is
 // no step of the page that is left.
 export default function () {
@@ -24,16 +23,16 @@ export default function () {
     to.search = [...new Set(to.search.slice(1).split("&"))].join("&");
     const opened = to.pathname !== location.pathname;
     if (leaving && !opened) return;
-    const pushed = opened || (chose && to.search !== location.search);
+    const pushed = chose && (opened || to.search !== location.search);
     if (opened) chose = leaving = false;
     (pushed ? push : replace)(state, title, to);
   };
   // What the server completed or corrected before this script was here, Streamlit has pushed: back to what was opened,
   // which the present address takes the place of. Streamlit is not told of that step.
-  const here = location.href, opened = performance.getEntriesByType("navigation")[0]?.name;
+  const here = location.href, opened = performance.getEntriesByType("navigation")[0]?.name ?? here;
   const entries = window.navigation?.entries() ?? [], now = window.navigation?.currentEntry?.index;
   const first = entries.findLastIndex((entry) => entry.url === opened && entry.index < now);
-  if (opened !== here && first >= 0) {
+  if (opened !== here && new URL(opened).pathname === location.pathname && first >= 0) {
     const back = (event) => { event.stopImmediatePropagation(); replace(history.state, "", here); };
     window.addEventListener("popstate", back, { capture: true, once: true });
     history.go(first - now);
