@@ -1,9 +1,10 @@
 // Every choice is a step in the browser's history: Back gives the view before.
 //
 // Streamlit replaces the address when a widget changes and pushes the one that its server sends. Here a changed one is
-// pushed where the visitor did something since the page was opened, by a link or by Back. Else it is no choice but an address that is completed or a wrong value that gives way: that takes the place of what was
-// opened, or Back would lead to it again. What a clicked link's page changes before its name stands in the address is
-// no step of the page that is left.
+// pushed where the visitor did something since the page was opened, by a link or by Back. Else it is no choice but an
+// address that is completed or a wrong value that gives way: that takes the place of what was opened, or Back would
+// lead to it again. What a clicked link's page changes before its name stands in the address is no step of the page
+// that is left.
 export default function () {
   if (window.smeltHistory) return;
   window.smeltHistory = true;
