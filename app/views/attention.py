@@ -36,6 +36,8 @@ HINT = (
     "Grey is what a query cannot see, white is 0."
 )
 NONE = "none"
+FIELDS = (140, 90, 90, 140, 130, 140, 240)
+"""Pixels of each choice: none is cut."""
 
 
 class Choice(NamedTuple):
@@ -81,9 +83,10 @@ def _shown(folder: Path, capture: Capture, recorded: Drawable, others: Sequence[
 
 
 def _choose(capture: Capture, recorded: Drawable, others: Sequence[str]) -> Choice:
-    """A row of widgets; the canvas changes them too."""
+    """A row of widgets, or as many as the page's width asks for; the canvas changes them too."""
     several, layers = recorded.revisited(), list(recorded.visits)
-    row = st.columns(7)
+    line = st.container(horizontal=True)
+    row = [line.container(width=pixels) for pixels in FIELDS]
     with row[0]:
         sample = choose_sample(capture)
     with row[1]:

@@ -29,7 +29,10 @@ def reproduction_page(folder: Path) -> None:
         return
     table = reproduction.table(card.rows, card.name, reproduction.BESIDE)
     st.subheader(card.name)
-    st.dataframe(DataFrame(table.texts()), hide_index=True, height="content", row_height=30, key="card")
+    whole = {table.columns[0]: st.column_config.TextColumn(width=230)}  # what is measured is not cut
+    st.dataframe(
+        DataFrame(table.texts()), hide_index=True, height="content", row_height=30, column_config=whole, key="card"
+    )
     st.caption("  \n".join([*table.notes, f"intervals: {card.intervals}"]))
     st.subheader("The same on the command line")
     st.code(card.command, language=None, wrap_lines=True)

@@ -290,7 +290,7 @@ function drawBar(context, { map, most, text, negative, positive }, inner, scale)
     context.fillRect(left + i, 18, 1, 8);
   }
   context.fillStyle = text;
-  for (const value of map.signed ? [-most, 0, most] : [0, most / 4, most]) {
+  for (const value of map.signed ? [-most, 0, most] : width < 100 ? [0, most] : [0, most / 4, most]) {
     context.textAlign = value === low ? "left" : value === most ? "right" : "center";
     context.fillText(String(Number(value.toPrecision(2))), left + ((value - low) / (most - low)) * width, 33);
   }
