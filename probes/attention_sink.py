@@ -33,7 +33,17 @@ from cache.batch import Batch
 from probes.running import command
 from probes.running.probe import Result, answer
 from probes.statistics.arrays import Floats, Mask, is_token, like, query_heads, ratio, recorded_steps, site
-from probes.statistics.attention import Keys, at_start, by_position, entropy, key_masses, seen_keys, seen_total, share
+from probes.statistics.attention import (
+    Keys,
+    at_start,
+    by_position,
+    entropy,
+    key_masses,
+    seen_keys,
+    seen_rows,
+    seen_total,
+    share,
+)
 from probes.statistics.grid import HEADS, STEPS, Grid, Place
 from probes.statistics.quantities import Quantity, largest_heads, no_note
 from probes.statistics.sums import Reduced, Sums, Totals
@@ -156,7 +166,7 @@ class Read(NamedTuple):
     """What is read off the patterns of heads: of one step, or of several, their heads side by side on the axis Q."""
 
     start_BQT: Floats
-    """Each query's mass on the start of its segment; it may be any where the query is padding."""
+    """Each query's mass on the start of its segment, and on itself; whatever it is where the query is padding."""
     self_BQT: Floats
     row_BQT: Floats
     """Its mass on all keys, then that weighted by their norms."""
@@ -177,16 +187,22 @@ class Masses(NamedTuple):
 
 
 def read_pattern(pattern_BQTS: Floats, norm_BQS: Floats, found: Keys) -> Read:
-    """Everything that is read off the pattern of a step, in few passes over it: it is the largest array of a batch."""
+    """Everything that is read off the pattern of a step, in one pass over it: it is the largest array of a batch."""
     xp = array_namespace(pattern_BQTS)
-    pattern_BQTS = pattern_BQTS * found.seen_BTS[:, None]
+    key_BQS, by_query = xp.zeros_like(norm_BQS), []
+    for queries, rows_BQTS in seen_rows(pattern_BQTS, found):
+        keys = slice(0, rows_BQTS.shape[-1])
+        key_BQS[..., keys] += key_masses(rows_BQTS, found.averaged_BT[:, queries])
+        weighted_BQT = (norm_BQS[:, :, None, keys] @ rows_BQTS.mT)[:, :, 0]
+        by_query.append((xp.sum(rows_BQTS, axis=-1), weighted_BQT, entropy(rows_BQTS)))
+    row_BQT, weighted_BQT, entropy_BQT = (xp.concat(each, axis=-1) for each in zip(*by_query, strict=True))
     return Read(
         start_BQT=at_start(pattern_BQTS, found),
         self_BQT=xp.linalg.diagonal(pattern_BQTS),
-        row_BQT=xp.sum(pattern_BQTS, axis=-1),
-        weighted_BQT=(norm_BQS[:, :, None] @ pattern_BQTS.mT)[:, :, 0],
-        entropy_BQT=entropy(pattern_BQTS, found.causal),
-        key_BQS=key_masses(pattern_BQTS, found.averaged_BT),
+        row_BQT=row_BQT,
+        weighted_BQT=weighted_BQT,
+        entropy_BQT=entropy_BQT,
+        key_BQS=key_BQS,
         norm_BQS=norm_BQS,
     )
 
@@ -196,7 +212,7 @@ def masses(read: Read, found: Keys) -> Masses:
     sums are taken query by query."""
     start_BQT, self_BQT, row_BQT, weighted_BQT, entropy_BQT, key_BQS, norm_BQS = read
     xp = array_namespace(key_BQS)
-    self_BQT = self_BQT * found.apart_BT[:, None]
+    start_BQT, self_BQT = start_BQT * found.token_BT[:, None], self_BQT * (found.token_BT * found.apart_BT)[:, None]
     # What the keys of both parts take; what start and self took first is taken out, whichever part they belong to.
     parts_BPS = xp.stack([found.content_BS, 1 - found.content_BS], axis=1)
     part_BQP = xp.sum(xp.astype(key_BQS[:, :, None] * parts_BPS[:, None], xp.float64), axis=-1)

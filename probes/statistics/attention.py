@@ -3,6 +3,7 @@
 Arrays are numpy or torch; B samples, Q query heads, T query positions, S key positions.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 from probes.statistics.arrays import Floats, Mask, is_token, like
 from smelt_interp.data.samples import Samples
 
-ENTROPY_ROWS = 32
-"""Queries whose logarithms are taken together: few fit a processor's cache, and see no later keys."""
+BLOCK_ROWS = 64
+"""Queries that are taken together: their rows stay in a processor's cache while everything is read off them."""
 
 
 class Keys(NamedTuple):
@@ -93,17 +94,22 @@ def share(part: Floats, whole: Floats) -> Floats:
     return quotient
 
 
-def entropy(pattern_BQTS: Floats, causal: bool) -> Floats:
+def seen_rows(pattern_BQTS: Floats, found: Keys) -> Iterator[tuple[slice, Floats]]:
+    """The pattern in blocks of queries: which, and their rows (B, Q, T, S), 0 for a key that a query cannot see. Keys
+    that lie ahead of a whole block are left out."""
+    length = pattern_BQTS.shape[2]
+    for first in range(0, length, BLOCK_ROWS):
+        stop = min(first + BLOCK_ROWS, length)
+        keys = slice(0, stop if found.causal else length)
+        yield slice(first, stop), pattern_BQTS[:, :, first:stop, keys] * found.seen_BTS[:, None, first:stop, keys]
+
+
+def entropy(rows_BQTS: Floats) -> Floats:
     """Entropy of each query's attention, in nats. -> (B, Q, T)"""
-    xp, length = array_namespace(pattern_BQTS), pattern_BQTS.shape[2]
+    xp = array_namespace(rows_BQTS)
     tiny = 1e-30  # counts for nothing beside a mass, and the logarithm of 0 or a denormal takes ten times as long
-    found = []
-    for first in range(0, length, ENTROPY_ROWS):
-        stop = first + ENTROPY_ROWS
-        rows_BQTS = pattern_BQTS[:, :, first:stop, : stop if causal else length]  # later keys are 0
-        found.append(-xp.sum(xp.log(rows_BQTS + tiny) * rows_BQTS, axis=-1))
-    whole: Floats = xp.concat(found, axis=-1)
-    return whole
+    nats_BQT: Floats = -xp.sum(xp.log(rows_BQTS + tiny) * rows_BQTS, axis=-1)
+    return nats_BQT
 
 
 def by_position(key_BQS: Floats, found: Keys) -> Floats:
