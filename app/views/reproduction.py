@@ -29,10 +29,9 @@ def reproduction_page(folder: Path) -> None:
         return
     table = reproduction.table(card.rows, card.name, reproduction.BESIDE)
     st.subheader(card.name)
-    whole = {table.columns[0]: st.column_config.TextColumn(width=230)}  # what is measured is not cut
-    st.dataframe(
-        DataFrame(table.texts()), hide_index=True, height="content", row_height=30, column_config=whole, key="card"
-    )
+    texts = table.texts()
+    whole = {next(iter(texts)): st.column_config.TextColumn(width=230)}  # the name of a figure is not cut
+    st.dataframe(DataFrame(texts), hide_index=True, height="content", row_height=30, column_config=whole, key="card")
     st.caption("  \n".join([*table.notes, f"intervals: {card.intervals}"]))
     st.subheader("The same on the command line")
     st.code(card.command, language=None, wrap_lines=True)
