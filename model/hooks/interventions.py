@@ -262,7 +262,7 @@ def move_start_mass(steps: Sequence[int], content: Content, heads: tuple[int, ..
         device, keys = x_BQTS.device, x_BQTS.shape[-1]
         start_BT1 = torch.from_numpy(sources.samples.segment_start_NT.astype(np.int64)).to(device)[..., None]
         is_start_BTS = torch.arange(keys, device=device) == start_BT1
-        content_BS = torch.from_numpy(content(sources.samples)).to(device)
+        content_BS = torch.from_numpy(np.array(content(sources.samples))).to(device)
         _require_places(content_BS, (len(x_BQTS), keys))
         to_content_BQTS = x_BQTS * (content_BS[:, None] & ~is_start_BTS)[:, None]
         total_BQT1 = to_content_BQTS.sum(-1, keepdim=True)
