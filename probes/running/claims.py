@@ -100,9 +100,15 @@ OTHERS = (
     ("length gain ratio, more parameters", ("downstream", "length_gain_ratio", "more_parameters_control"), CONTROL),
     ("length gain ratio, more experts", ("downstream", "length_gain_ratio", "more_experts_control"), CONTROL),
     ("CE gain at 1e21, code", ("downstream", "domain_ce_gain_1e21_s95", "code"), SWEEP),
+    ("CE gain at 1e21, finance", ("downstream", "domain_ce_gain_1e21_s95", "finance"), SWEEP),
+    ("CE gain at 1e21, mathematics", ("downstream", "domain_ce_gain_1e21_s95", "math_stem"), SWEEP),
+    ("CE gain at 1e21, world knowledge", ("downstream", "domain_ce_gain_1e21_s95", "world_knowledge"), SWEEP),
     ("CE gain at 1e21, web text", ("downstream", "domain_ce_gain_1e21_s95", "web_text"), SWEEP),
     ("excess score, core (points)", ("downstream", "residuals", "pooled", "core_pp"), SCORES),
+    ("excess score, completion (millinats)", ("downstream", "residuals", "pooled", "completion_mn"), SCORES),
+    ("excess score, MMLU (points)", ("downstream", "residuals", "pooled", "mmlu_pp"), SCORES),
     ("tasks won, core", ("downstream", "core_win_rate"), SCORES),
+    ("best depth", ("ablations_200M", "best_depth"), SWEEP),
     ("best visits", ("ablations_200M", "best_visits"), SWEEP),
 )
 """Printed figures that no pair can show."""
