@@ -17,7 +17,16 @@ export default function () {
     const link = event.ctrlKey || event.metaKey || event.shiftKey ? null : event.target.closest?.("a[href]");
     leaving = Boolean(link) && !link.target && link.origin === location.origin && link.pathname !== location.pathname;
   }, true);
-  window.addEventListener("popstate", () => { chose = leaving = false; }, true);
+  // What the server completed or corrected before this script was here, Streamlit has pushed: Back leaves that too.
+  const here = location.href, opened = performance.getEntriesByType("navigation")[0]?.name ?? here;
+  const gaveWay = opened !== here && new URL(opened).pathname === location.pathname ? opened : null;
+  window.addEventListener("popstate", (event) => {
+    chose = leaving = false;
+    if (location.href !== gaveWay) return;
+    event.stopImmediatePropagation();
+    history.back();
+    setTimeout(() => location.href === gaveWay && replace(history.state, "", here), 500); // nothing lies before it
+  }, true);
   const step = (state, title, url) => {
     const to = new URL(url ?? location.href, location.href);
     // A link says what stays chosen, for another tab; in this one Streamlit adds it once more.
@@ -28,16 +37,6 @@ export default function () {
     if (opened) chose = leaving = false;
     (pushed ? push : replace)(state, title, to);
   };
-  // What the server completed or corrected before this script was here, Streamlit has pushed: back to what was opened,
-  // which the present address takes the place of. Streamlit is not told of that step.
-  const here = location.href, opened = performance.getEntriesByType("navigation")[0]?.name ?? here;
-  const entries = window.navigation?.entries() ?? [], now = window.navigation?.currentEntry?.index;
-  const first = entries.findLastIndex((entry) => entry.url === opened && entry.index < now);
-  if (opened !== here && new URL(opened).pathname === location.pathname && first >= 0) {
-    const back = (event) => { event.stopImmediatePropagation(); replace(history.state, "", here); };
-    window.addEventListener("popstate", back, { capture: true, once: true });
-    history.go(first - now);
-  }
   history.pushState = step;
   history.replaceState = step;
 }
