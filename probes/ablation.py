@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from probes.running.compare import EditedPasses, Score
 
 TITLE = "Ablation"
+INSTEAD = "--sites names others, such as attn.hook_z, which every network has"
 needs = no_sites
 DATA = DataOptions(samples=64)
 OVERVIEW = ({"quantity": "loss (nats), effect"},)

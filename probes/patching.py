@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from probes.running.patches import Patch, PatchedRuns
 
 TITLE = "Patching"
+INSTEAD = "--sites names others, such as attn.hook_z, which every network has"
 needs = no_sites
 DATA = DataOptions(samples=32)
 OVERVIEW = ({"quantity": "recovery", "tokens": "last token"},)

@@ -245,7 +245,7 @@ def measure_set(
             needed = needed_sites(probe, subject.architecture, options)
             reason = NEEDS_A_NETWORK if recorded else refusal(needed, subject.architecture)
             if reason and subject is subjects[0]:
-                instead = f"; {probe.INSTEAD}" if hasattr(probe, "INSTEAD") else ""
+                instead = f"; {probe.INSTEAD}" if hasattr(probe, "INSTEAD") and not recorded else ""
                 raise UserError(f"{probe.TITLE} cannot be measured; {subject.name}: {reason}{instead}")
             if reason:
                 left_out[name].append(f"{subject.name}: {reason}")

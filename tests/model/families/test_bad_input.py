@@ -49,7 +49,11 @@ def test_a_span_a_hub_id_and_a_site_that_are_not_there_are_one_line(
         ("a checkpoint must be a folder; got no-one/nothing", sink, ("--ckpt", "no-one/nothing", *FEW)),
         ("a folder or a hub id; got 'no-one/nothing'", sink, ("--ckpt", "no-one/nothing", "--allow-download", *FEW)),
         ("dory computes; got hook_mlp_out", recorded, ("--ckpt", dory, "--sites", "hook_mlp_out", "--out", out)),
-        ("dory does not compute hook_attn_out", ablation.main, ("--ckpt", dory, "--sites", "hook_attn_out", *FEW)),
+        (
+            "compute hook_attn_out; --sites names others, such as attn.hook_z",
+            ablation.main,
+            ("--ckpt", dory, "--sites", "hook_attn_out", *FEW),
+        ),
         ("its layers are dense; --of heads measures attention", expert_tokens.main, ("--ckpt", llama, *FEW)),
         (
             "got 'no-one/nothing', which is none: a hub id is fetched with --allow-download",
