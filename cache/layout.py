@@ -182,12 +182,14 @@ class Layout(NamedTuple):
 
     def create(self, group: h5py.Group, name: str) -> h5py.Dataset:
         """The empty dataset."""
-        how = {
-            "none": {},
+        how: dict[Compression, dict[str, int | str]] = {
+            "none": {"rdcc_nbytes": 0},  # whole chunks need no cache on their way
             "lzf": {"compression": "lzf", "shuffle": True},
             "gzip": {"compression": "gzip", "compression_opts": 1, "shuffle": True},
-        }[self.compression]
-        return group.create_dataset(name, self.shape, self.dtype, chunks=self.chunks, fletcher32=True, **how)
+        }
+        return group.create_dataset(
+            name, self.shape, self.dtype, chunks=self.chunks, fletcher32=True, **how[self.compression]
+        )
 
 
 def site_shape(suffix: str, architecture: Architecture, num_tokens: int, heads_kept: int) -> tuple[int, ...]:

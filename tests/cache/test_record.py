@@ -145,6 +145,20 @@ def test_batches_that_outlive_the_hooks_they_were_made_under(network: LoopedMoE)
         next(plain)
 
 
+def test_a_hook_that_writes_over_its_site_leaves_what_was_kept_before_it(network: LoopedMoE) -> None:
+    """The stream after a step is that before the next one, the very tensor."""
+
+    def erase(x: torch.Tensor, hook: object) -> None:
+        x.zero_()
+
+    samples, site = text_samples(2), "hook_resid_post"
+    (plain,) = run_batches(network, samples, [site], batch_size=2)
+    with network.hooks(fwd_hooks=[(hook_name(1, "hook_resid_pre"), erase)]):
+        (edited,) = run_batches(network, samples, [site], batch_size=2)
+    assert np.array_equal(edited.sites[0, site], plain.sites[0, site])
+    assert not np.array_equal(edited.sites[1, site], plain.sites[1, site])
+
+
 def test_hooks_that_come_and_go_between_batches_do_no_harm(network: LoopedMoE) -> None:
     batches = run_batches(network, text_samples(4), ["hook_attn_out"], batch_size=2)
     first = next(batches)
