@@ -33,8 +33,11 @@ def to_single_token(tokenizer: Tokenizer, text: str) -> int:
 
 
 def to_string(tokenizer: Tokenizer, tokens_T: Tensor | Sequence[int]) -> str:
-    """The text of one row of tokens, without special tokens."""
-    return tokenizer.decode(np.asarray(torch.as_tensor(tokens_T).cpu()))
+    """The text of one row of tokens, without special tokens. Raises `UserError` for anything else."""
+    ids_T = np.asarray(torch.as_tensor(tokens_T).cpu())
+    if ids_T.ndim != 1:
+        raise UserError(f"tokens to write as text must be one row; got {ids_T.ndim} axes: give one row at a time")
+    return tokenizer.decode(ids_T)
 
 
 def to_str_tokens(tokenizer: Tokenizer, text: str, prepend_bos: bool) -> list[str]:

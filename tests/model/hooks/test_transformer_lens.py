@@ -169,6 +169,8 @@ def test_text_is_tokens_and_back():
     tokens_BT = NETWORK.to_tokens(["ab", "c\n"])
     assert tokens_BT.tolist() == [[BOS, 97, 98], [BOS, 99, 10]]
     assert NETWORK.to_string(tokens_BT[1]) == "c\n"
+    with pytest.raises(UserError, match="tokens to write as text must be one row; got 2 axes: give one row at a time"):
+        NETWORK.to_string(tokens_BT)
     assert NETWORK.to_str_tokens("a\n") == ["<bos>", "a", "\\n"]
     assert NETWORK.to_tokens("a", prepend_bos=False).tolist() == [[97]]
     assert NETWORK.to_single_token("(") == 40
