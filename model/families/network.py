@@ -29,6 +29,16 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
+class FamilyHeads(nn.Module):
+    """Hook points of one visit's attention."""
+
+    @property
+    def W_O(self) -> Tensor:
+        """What transformer-lens asks for where heads' results are not cached. Raises `UserError`."""
+        raise UserError("results of heads must be cached in another family's network: run_with_cache(..., "
+                        "head_results=True); got a cache without attn.hook_result")  # fmt: skip
+
+
 class FamilyStep(nn.Module):
     """The hook points of one step, and nothing else."""
 
@@ -39,7 +49,7 @@ class FamilyStep(nn.Module):
         for site in sites:
             folder, _, name = site.rpartition(".")
             if folder and folder not in self._modules:
-                self.add_module(folder, nn.Module())
+                self.add_module(folder, FamilyHeads() if folder == "attn" else nn.Module())
             self.get_submodule(folder).add_module(name, SitePoint())
 
 

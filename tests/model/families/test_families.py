@@ -140,6 +140,8 @@ def test_putting_a_tensor_back_changes_nothing_and_halving_it_does(name: str) ->
 def test_heads_and_experts_make_up_what_attention_and_mixture_add(name: str) -> None:
     model = looped(name) if name in LOOPABLE else network(name)
     _, found = model.run_with_cache(TOKENS_BT, **PARTS)
+    with pytest.raises(UserError, match="must be cached in another family's network: run_with_cache"):
+        model.run_with_cache(TOKENS_BT)[1].stack_head_results()
     for step, (layer, _) in enumerate(model.plan):
         joined = model.layer_modules()[step if name in LOOPABLE else layer].get_submodule(FAMILIES[name].heads_out)
         bias = 0 if joined.bias is None else joined.bias * model.architecture.loop_factors[step]
