@@ -155,8 +155,8 @@ class MixtureOfExperts(nn.Module):
             result_BTKD = hooks.hook_expert_result(experts_traced(call).slot_NKD.unflatten(0, shape_BT) * scale)
             out_BTD = sum_slots(result_BTKD.flatten(0, 1)).unflatten(0, shape_BT)
         else:
-            out_BTD = experts(call).unflatten(0, shape_BT)
-            out_BTD = out_BTD if scale == 1 else out_BTD * scale
+            # Also where the factor is 1: the product is no view, on which FSDP could not hang its hook.
+            out_BTD = experts(call).unflatten(0, shape_BT) * scale
         return out_BTD, Routing(indices_BTK, weights_BTK, routing.scores_NE, routing.logits_NE)
 
 
