@@ -21,6 +21,7 @@ from cache.batch import Batch
 from probes.running import command
 from probes.running.probe import Result, answer, no_sites
 from probes.statistics.arrays import ratio
+from probes.statistics.bootstrap import interval
 from probes.statistics.grid import Level, Place
 from probes.statistics.quantities import Quantity, error_bars
 from probes.statistics.sums import Reduced, Sums, Totals
@@ -42,6 +43,8 @@ LOSS, GAIN, RATIO = "loss (nats)", "gain (nats)", "gain ratio, long / short"
 BUCKETS = {name: printed.numbers("downstream", "length_gain_ratio", name) for name in ("short", "long")}
 """The paper's, first and last number of tokens before."""
 FULL = max(BUCKETS["long"])
+NO_BOUND = "the gain in the short bucket may be 0: any ratio may be"
+"""Of a ratio over a gain whose interval holds 0: its own interval, of resamples on both sides of 0, bounds nothing."""
 
 
 @validated
@@ -108,7 +111,16 @@ def against(totals: Totals[int, Options], other: Totals[int, Options]) -> list[Q
     short, long = (next(bucket for bucket in gain if bucket.name == name) for name in BUCKETS)
     found = [_quantity(totals, GAIN, bucket, gain_R, {"no_difference": 0.0}) for bucket, gain_R in gain.items()]
     ratio_R = ratio(gain[long], gain[short])
-    return [_quantity(totals, RATIO, long._replace(name="long / short"), ratio_R, {"equal_gain": 1.0}), *found]
+    of_gains = long._replace(name="long / short")
+    if _may_be_none(gain[short], totals.n["documents"]):
+        of_gains = of_gains._replace(note="; ".join(filter(None, [NO_BOUND, long.note])))
+    return [_quantity(totals, RATIO, of_gains, ratio_R, {"equal_gain": 1.0}), *found]
+
+
+def _may_be_none(gain_R: NDArray[np.float64], documents: int) -> bool:
+    """Whether a gain's interval holds 0. (R,)"""
+    estimate = interval(gain_R, documents)
+    return estimate.low is not None and estimate.high is not None and estimate.low <= 0 <= estimate.high
 
 
 def _buckets(totals: Totals[int, Options]) -> list[Bucket]:

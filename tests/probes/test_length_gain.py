@@ -46,6 +46,13 @@ def test_a_planted_gain_comes_back_and_its_ratio() -> None:
     assert octave["value"] == pytest.approx((3 * 0.1 + 5 * 0.152) / 8, abs=1e-6)
 
 
+def test_over_a_gain_that_may_be_none_any_ratio_may_be() -> None:
+    samples = text_samples(6, 160)
+    sign_N1 = np.where(np.arange(6) % 2, 1.0, -1.0)[:, None]
+    ratio = pick(gains(samples, sign_N1 * 0.1 + 0.01), quantity="gain ratio, long / short")
+    assert str(ratio["note"]).startswith("the gain in the short bucket may be 0: any ratio may be; as shares of")
+
+
 def test_rows_of_the_papers_length_have_the_papers_buckets() -> None:
     short, long, *octaves = buckets(4096)
     assert [(each.first, each.last, each.note) for each in (short, long)] == [(32, 256, ""), (512, 4096, "")]
