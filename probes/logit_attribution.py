@@ -33,6 +33,7 @@ from probes.statistics.quantities import Quantity
 from probes.statistics.sums import Reduced, Sums, Totals
 from smelt_interp.architecture import Architecture, Loop
 from smelt_interp.data.datasets import DataOptions
+from smelt_interp.sites import hook_name
 from smelt_interp.validation import validated
 
 if TYPE_CHECKING:
@@ -71,9 +72,8 @@ class Layout(NamedTuple):
 
 
 def needs(architecture: Architecture) -> tuple[str, ...]:
-    """The stream, and the finest updates that the network computes."""
-    finest = (*UPDATES, HEADS, SLOTS, *([CHOSEN] if SLOTS in architecture.sites else []))
-    return (BEFORE, AFTER, *(site for site in finest if site in architecture.sites))
+    """The stream, and the updates that the network adds to it."""
+    return (BEFORE, AFTER, *(site for site in UPDATES if site in architecture.sites))
 
 
 def start_on(network: "LoopedModel", options: Options) -> Sums[Layout, Options]:
@@ -109,6 +109,7 @@ def reduce(network: "LoopedModel", batch: Batch, layout: Layout, options: Option
         counted_BT1 = torch.from_numpy(counts_BT).to(end_BTD.device)[..., None]
         worth_BTD, bias_D = norm_at(network, end_BTD)
         elsewhere_B1D = (next_BTD * counted_BT1).sum(1, keepdim=True) / counted_BT1.sum(1, keepdim=True).clamp(min=1)
+        directions = {}
         by_sample: dict[str, Tensor] = {
             "tokens": counted_BT1.sum((1, 2)),
             LOGIT: (logit_BT * counted_BT1[..., 0]).sum(1),
@@ -119,8 +120,10 @@ def reduce(network: "LoopedModel", batch: Batch, layout: Layout, options: Option
             if has_mean(network):  # an update counts without its mean: so does the direction, instead of each update
                 direction_BTD = direction_BTD - direction_BTD.mean(-1, keepdim=True)
             by_sample[word + ENTERED] = (tensor(batch, 0, BEFORE) * direction_BTD).sum((1, 2))
-            found = [of_step(batch, step, layout, direction_BTD) for step in steps]
-            by_sample |= {word + name: torch.stack([each[name] for each in found], 1) for name in found[0]}
+            found = [updates_along(batch, step, layout, direction_BTD) for step in steps]
+            by_sample[word + "updates"] = torch.stack(found, 1)
+            directions[word] = direction_BTD
+        by_sample |= parts_along(network, batch, layout, directions)
     return Reduced(by_sample=by_sample, defined={"samples": counts_BT.sum(1) > 0})
 
 
@@ -156,24 +159,52 @@ def wanted(network: "LoopedModel", batch: Batch, end_BTD: "Tensor", options: Opt
     return unembed_WD[next_BT], logit_BT
 
 
-def of_step(batch: Batch, step: int, layout: Layout, direction_BTD: "Tensor") -> "dict[str, Tensor]":
-    """What a step's updates (B, U), heads (B, Q) and experts (B, E) are worth along a direction, over all tokens."""
+def updates_along(batch: Batch, step: int, layout: Layout, direction_BTD: "Tensor") -> "Tensor":
+    """What a step's updates are worth along a direction, over all tokens. -> (B, U)"""
     import torch
 
     if layout.updates == ("layer",):
         updates = [tensor(batch, step, AFTER).double() - tensor(batch, step, BEFORE)]
     else:
         updates = [tensor(batch, step, site).double() for site in UPDATES]
-    found = {"updates": torch.stack([(update * direction_BTD).sum((1, 2)) for update in updates], -1)}
-    if layout.heads:
-        found["heads"] = torch.einsum("btqd,btd->bq", tensor(batch, step, HEADS).double(), direction_BTD)
-    if layout.experts:
-        slots_BTK = torch.einsum("btkd,btd->btk", tensor(batch, step, SLOTS).double(), direction_BTD)
-        experts_BE = slots_BTK.new_zeros(len(slots_BTK), layout.experts)
-        found["experts"] = experts_BE.scatter_add_(
-            1, tensor(batch, step, CHOSEN).flatten(1).long(), slots_BTK.flatten(1)
-        )
-    return found
+    return torch.stack([(update * direction_BTD).sum((1, 2)) for update in updates], -1)
+
+
+def parts_along(
+    network: "LoopedModel", batch: Batch, layout: Layout, directions: "dict[str, Tensor]"
+) -> "dict[str, Tensor]":
+    """What each step's heads (B, S, Q) and experts (B, S, E) are worth along each direction, over all tokens.
+
+    A second pass, in which each step's parts are summed as they come: those of all steps, a width each, do not fit.
+    """
+    import torch
+
+    found: dict[str, list[Tensor]] = {}
+    chosen: list[Tensor] = []
+
+    def add_heads(result_BTQD: "Tensor", hook: object) -> None:
+        for word, direction_BTD in directions.items():
+            heads_BQ = torch.einsum("btqd,btd->bq", result_BTQD.double(), direction_BTD)
+            found.setdefault(f"{word}heads", []).append(heads_BQ)
+
+    def choose(indices_BTK: "Tensor", hook: object) -> None:
+        chosen[:] = [indices_BTK.flatten(1).long()]
+
+    def add_experts(result_BTKD: "Tensor", hook: object) -> None:
+        for word, direction_BTD in directions.items():
+            slots_BTK = torch.einsum("btkd,btd->btk", result_BTKD.double(), direction_BTD)
+            experts_BE = slots_BTK.new_zeros(len(slots_BTK), layout.experts)
+            found.setdefault(f"{word}experts", []).append(experts_BE.scatter_add_(1, *chosen, slots_BTK.flatten(1)))
+
+    has_experts = layout.experts > 0
+    sites = [*([(HEADS, add_heads)] if layout.heads else []),
+             *([(CHOSEN, choose), (SLOTS, add_experts)] if has_experts else [])]  # fmt: skip
+    if sites:
+        hooks = [(hook_name(step, site), add) for step in range(len(layout.grid.steps)) for site, add in sites]
+        tokens_BT, options = pass_inputs(network, batch)
+        options |= {"head_results": layout.heads, "expert_results": has_experts}
+        network.run_with_hooks(tokens_BT, fwd_hooks=hooks, **options)
+    return {name: torch.stack(each, 1) for name, each in found.items()}
 
 
 # What the sums say

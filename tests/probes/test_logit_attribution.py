@@ -9,6 +9,7 @@ from model.hooks.looped_model import LoopedModel
 from probes import logit_attribution as probe
 from probes.running.probe import Result, run
 from probes.statistics.along_steps import predicts
+from smelt_interp.sites import SITES
 from tests.support.dense import DenseNested
 from tests.support.families import SPAN, hooked
 from tests.support.networks import tiny_network
@@ -70,6 +71,13 @@ def test_a_head_that_alone_writes_has_all_and_a_constant_token_has_no_more_than_
         network.unembed.weight[:] = network.unembed.weight[0].clone()
     row = pick(measure(network, centre=False).rows(), level="layer", layers="3", visit=2, of="attention")
     assert row["null_shuffled"] == pytest.approx(row["value"], rel=1e-5)
+
+
+@pytest.mark.parametrize("network", [NETWORK, hooked("olmoe", SPAN)], ids=["ours", "olmoe"])
+def test_no_part_of_a_step_is_kept_at_a_width_each(network: LoopedModel) -> None:
+    sites = probe.needs(network.architecture)
+    assert {SITES[site].axes for site in sites} == {"BTD"}, "the stream and updates alone are recorded"
+    assert {probe.HEADS, probe.SLOTS} < {*network.architecture.sites}
 
 
 def test_batches_do_not_matter() -> None:
