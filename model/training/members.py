@@ -15,7 +15,7 @@ from model.ranks import is_first_rank, num_ranks, wait
 from model.training.at_once import train_at_once
 from model.training.metrics import METRICS, MOST_BYTES
 from model.training.options import Recipe, TrainOptions
-from model.training.run_folder import ANEW, CHECKPOINT, check_same
+from model.training.run_folder import ANEW, CHECKPOINT, RUN, check_same
 from model.training.state import newest_place
 from model.training.train import train
 from smelt_interp.config import ModelConfig
@@ -84,7 +84,7 @@ def train_members(members: Sequence[Member], options: MemberOptions) -> list[Tra
     Raises `UserError` as `train` and `train_at_once` do, before any trains where a folder holds another run, and when
     two have not read the same tokens in the same order.
     """
-    if num_ranks() > 1 < options.at_once:
+    if num_ranks() > 1 and options.at_once > 1:
         raise UserError(f"--at-once must be 1 under torchrun, whose ranks train one together; got {options.at_once}")
     runs = {f"{each.name}, seed {each.seed}": _run(each, options) for each in members}
     unfinished = {name: run for name, run in runs.items() if not (run.out / CHECKPOINT).exists()}
@@ -113,7 +113,7 @@ def _run(member: Member, options: MemberOptions) -> TrainOptions:
     run = options.run(config, folder, member.seed)
     if ModelConfig.load(config) != member.config:
         raise UserError(f"{config} must hold the network that {member.name} is now; choose another --out")
-    if (folder / CHECKPOINT).exists():
+    if (folder / RUN).exists() or (folder / CHECKPOINT).exists():
         check_same(run)
     return run
 

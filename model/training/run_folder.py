@@ -72,7 +72,7 @@ def write_or_compare(options: TrainOptions, config: ModelConfig, mixture: Traini
 
 
 def check_same(options: TrainOptions) -> None:
-    """Compare the options of a run that is finished with those that are asked for. Raises as `write_or_compare`."""
+    """Compare the options of a run that is there with those that are asked for. Raises as `write_or_compare`."""
     path = options.out / RUN
     _compare(path, "options", read_run(path).get("options"), json.loads(json.dumps(options.deciding())))
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,6 +96,12 @@ def test_a_sweep_goes_on_where_it_was_and_ends_in_a_table_and_the_files_that_fit
             UserError, match=r"the last line of sweep/baseline-seed-3/metrics\.csv must be whole; .*anew"
         ):
             sweep(SWEEP)
+    for path in (*Path("sweep").glob("*/checkpoint"), Path("sweep/baseline-seed-3")):
+        shutil.rmtree(path)
+    trained.clear()
+    with pytest.raises(UserError, match="--steps must stay that of the run, 2; got 3; choose another --out"):
+        sweep(replace(SWEEP, steps=3))
+    assert not trained, "another run's state is found before any trains"
 
 
 @pytest.mark.parametrize(
