@@ -29,7 +29,8 @@ class Batch:
     argmax_BT: Array
     """The most likely next token at each position, int32."""
     sites: Mapping[SiteKey, Array]
-    """Arrays with the axes of `smelt_interp.sites.SITES`, B first; the head axis holds the heads that were kept."""
+    """Arrays with the axes of `smelt_interp.sites.SITES`, B first; the head axis holds the heads that were kept. Not
+    to be written over: of a network, the stream after a step may be that before the next one, the very tensor."""
     heads: Mapping[str, tuple[int, ...]]
     """For each suffix with a head axis, the numbers of the heads that were kept, in order."""
     bfloat16: frozenset[str] = frozenset()

@@ -124,10 +124,11 @@ class Capture:
         """
         if not 0 <= row < len(self):
             raise UserError(f"a sample must be 0 to {len(self) - 1}; got {row}")
-        if self._last is None or self._last[0] != row:  # a page asks for the same one several times
+        last = self._last  # once, as another thread may put its own there
+        if last is None or last[0] != row:  # a page asks for the same one several times
             ((shard, some),) = self._shards(slice(row, row + 1))
-            self._last = row, self._batch({}, shard, some)
-        return self._last[1]
+            self._last = last = row, self._batch({}, shard, some)
+        return last[1]
 
     def text(self, row: int) -> str:
         """The text of the sample at a position; bytes that are no UTF-8 become U+FFFD. Raises UserError for a sample

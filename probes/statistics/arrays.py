@@ -65,7 +65,7 @@ def token_values(batch: Batch, step: int, suffix: str) -> NDArray[np.float64]:
 
 
 def values_of_steps(batch: Batch, steps: Sequence[int], suffix: str) -> NDArray[np.float64]:
-    """`token_values` of several steps at once, side by side: (B, T, L, ...)."""
+    """`token_values` of several steps at once, side by side: (B, T, L, ...). Of no pattern: its axes begin B, Q."""
     recorded = [batch.sites[step, suffix] for step in steps]
     xp = array_namespace(recorded[0])
     values = measured(xp.stack(recorded, axis=2), is_token(batch.samples))
