@@ -11,8 +11,8 @@ from smelt_interp.plan import Plan, Step
 from smelt_interp.validation import validated
 
 NO_LAYERS = LayerRange(0, 0)
-ONCE: tuple[int, Literal["1/r"]] = 2, "1/r"
-"""Visits and factor where no layers are named: those that are not asked for."""
+TWICE: tuple[int, Literal["1/r"]] = 2, "1/r"
+"""Visits and factor of a span of which nothing else is asked."""
 Visits = Annotated[int, Field(ge=2, le=1000)]
 """How often a span runs."""
 
@@ -47,9 +47,9 @@ class OpeningOptions:
     loop: Layers = NO_LAYERS
     """First and last layer, counted from 1 (8-22), of a span that is run again: in a network without loops, with the
     weights that it has."""
-    visits: Visits = ONCE[0]
+    visits: Visits = TWICE[0]
     """With --loop: how often the span runs."""
-    loop_scale: Literal["1/r"] | Annotated[float, Field(gt=0, le=1)] = ONCE[1]
+    loop_scale: Literal["1/r"] | Annotated[float, Field(gt=0, le=1)] = TWICE[1]
     """Factor on the updates of the looped layers; 1/r is one over the number of visits."""
     trust_remote_code: bool = False
     """Run Python code that the checkpoint brings with it."""
@@ -57,7 +57,7 @@ class OpeningOptions:
     """Take a hub id too, and fetch it."""
 
     def __post_init__(self) -> None:
-        if not self.loop and (self.visits, self.loop_scale) != ONCE:
+        if not self.loop and (self.visits, self.loop_scale) != TWICE:
             raise UserError(f"--visits and --loop-scale must come with --loop, the layers that they are of; got "
                             f"{self.visits} and {self.loop_scale} without: a trained loop runs as it is")  # fmt: skip
 
@@ -67,7 +67,7 @@ Options = TypeVar("Options", bound=OpeningOptions)
 
 def unlooped(options: Options) -> Options:
     """The same without a span that is run again."""
-    visits, scale = ONCE
+    visits, scale = TWICE
     return replace(options, loop=NO_LAYERS, visits=visits, loop_scale=scale)
 
 

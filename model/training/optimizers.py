@@ -36,8 +36,10 @@ class Optimizers:
             made |= {key: torch.zeros_like(weight).detach() for key in ("exp_avg", "exp_avg_sq")}
             self.adamw.state[weight] = made
             self._state |= {f"{key}/{name}": value for key, value in made.items()}
-        self._by_muon = [(named[name], _in_whole_matrices(torch.zeros_like(named[name]))) for name in sorted(by_muon)]
-        for name, (_, momentum) in zip(sorted(by_muon), self._by_muon, strict=True):
+        self._by_muon: list[tuple[Tensor, Tensor]] = []
+        for name in sorted(by_muon):
+            momentum = _in_whole_matrices(torch.zeros_like(named[name]))
+            self._by_muon.append((named[name], momentum))
             self._state[f"momentum_buffer/{name}"] = momentum
 
     def step(self, learning_rate: float) -> None:
