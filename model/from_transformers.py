@@ -1,4 +1,4 @@
-"""Weights of Llama, Qwen3, Qwen3-MoE and Mixtral in our own network, and ours without a loop as a folder of theirs.
+"""Weights of Llama, Qwen3, Qwen3-MoE, OLMoE and Mixtral in our own network, and ours unlooped as a folder of theirs.
 
 A dense MLP is one expert that every token is sent to. What our network does not compute is refused by name.
 """
@@ -26,7 +26,7 @@ from smelt_interp.terminal.output_files import make_folder, write_whole
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-HELD = ("llama", "qwen3", "qwen3_moe", "mixtral")
+HELD = ("llama", "qwen3", "qwen3_moe", "olmoe", "mixtral")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,9 @@ def read_held(folder: str | Path, loop: LoopedSpan | None) -> Held:
 def held_config(theirs: "PretrainedConfig") -> ModelConfig:
     """Our config of one of theirs. Raises `UserError` that names what is not held."""
     # What our network computes in no way.
-    named, mixture = theirs.model_type, theirs.model_type in ("qwen3_moe", "mixtral")
+    named, mixture = theirs.model_type, theirs.model_type in ("qwen3_moe", "olmoe", "mixtral")
     rope = theirs.rope_parameters if named in HELD else {}
     for holds, what in (
-        (named != "olmoe", "norm queries and keys head by head; got olmoe, which norms them over all heads"),
         (named in HELD, f"be one of {', '.join(HELD)}; got {named}"),
         (getattr(theirs, "hidden_act", "") == "silu", "have SiLU as activation"),
         (not getattr(theirs, "attention_bias", False), "have no biases in attention"),
@@ -65,6 +64,11 @@ def held_config(theirs: "PretrainedConfig") -> ModelConfig:
         (not getattr(theirs, "sliding_window", None), "attend to whole rows, without a window"),
         (rope.get("rope_type", "default") == "default", "have a plain rotary embedding"),
         (rope.get("partial_rotary_factor", 1.0) == 1.0, "rotate whole heads"),
+        (
+            named != "olmoe" or theirs.num_attention_heads * _head_width(theirs) == theirs.hidden_size,
+            "have heads as wide together as the stream",
+        ),
+        (getattr(theirs, "clip_qkv", None) is None, "not clip queries, keys and values (clip_qkv)"),
         (not getattr(theirs, "mlp_only_layers", None), "have experts in every layer"),
         (getattr(theirs, "decoder_sparse_step", 1) == 1, "have experts in every layer"),
     ):
@@ -78,7 +82,7 @@ def held_config(theirs: "PretrainedConfig") -> ModelConfig:
         width=theirs.hidden_size,
         num_heads=theirs.num_attention_heads,
         num_kv_heads=theirs.num_key_value_heads,
-        head_width=getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads,
+        head_width=_head_width(theirs),
         num_experts=experts,
         top_k=theirs.num_experts_per_tok if mixture else 1,
         expert_width=width,
@@ -90,10 +94,16 @@ def held_config(theirs: "PretrainedConfig") -> ModelConfig:
         loop_scale=1.0,
         norm_eps=float(theirs.rms_norm_eps),
         rope_base=float(rope["rope_theta"]),
-        qk_norm=named in ("qwen3", "qwen3_moe"),
+        qk_norm=named in ("qwen3", "qwen3_moe", "olmoe"),
+        qk_norm_over="all heads" if named == "olmoe" else "head",
         renormalise_top_k=mixture and bool(getattr(theirs, "norm_topk_prob", True)),
         tied_unembedding=bool(theirs.tie_word_embeddings),
     )
+
+
+def _head_width(theirs: "PretrainedConfig") -> int:
+    width: int = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    return width
 
 
 def export(network: LoopedMoE, folder: Path) -> None:
@@ -142,7 +152,17 @@ def _theirs(config: ModelConfig) -> "PreTrainedModel":
         "tie_word_embeddings": config.tied_unembedding, "intermediate_size": config.expert_width,
         "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
     }  # fmt: skip
-    if config.num_experts == 1:
+    if config.qk_norm_over == "all heads":
+        if config.num_heads * config.head_width != config.width:
+            raise UserError(
+                f"a network to be exported must have num_heads x head_width equal to width, {config.width}, for its "
+                f"norms over all heads; got {config.num_heads} x {config.head_width}"
+            )
+        made = transformers.AutoConfig.for_model(
+            "olmoe", **shared, num_experts=config.num_experts, num_experts_per_tok=config.top_k,
+            norm_topk_prob=config.renormalise_top_k,
+        )  # fmt: skip
+    elif config.num_experts == 1:
         kind = "qwen3" if config.qk_norm else "llama"
         made = transformers.AutoConfig.for_model(kind, **shared)
     elif config.qk_norm:

@@ -60,8 +60,10 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.width, kv_heads, bias=False)
         self.v_proj = nn.Linear(config.width, kv_heads, bias=False)
         self.o_proj = nn.Linear(heads, config.width, bias=False)
-        self.q_norm = RMSNorm(config.head_width, config.norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_width, config.norm_eps) if config.qk_norm else None
+        q_gains, k_gains = config.qk_gains
+        self.q_norm = RMSNorm(q_gains, config.norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(k_gains, config.norm_eps) if config.qk_norm else None
+        self.qk_norm_over = config.qk_norm_over
 
     def forward(self, x_BTD: Tensor, *, hooks: AttentionHooks, scale: float, run: Pass) -> Tensor:
         """The update of one visit, loop factor inside: (B, T, D)."""
@@ -70,7 +72,7 @@ class Attention(nn.Module):
         k_BTGC = hooks.hook_k(self.k_proj(x_BTD).view(batch, length, self.num_kv_heads, self.head_width))
         v_BTGC = hooks.hook_v(self.v_proj(x_BTD).view(batch, length, self.num_kv_heads, self.head_width))
         if self.q_norm is not None and self.k_norm is not None:
-            q_BTQC, k_BTGC = self.q_norm(q_BTQC), self.k_norm(k_BTGC)
+            q_BTQC, k_BTGC = self._normed(self.q_norm, q_BTQC), self._normed(self.k_norm, k_BTGC)
         rotated_q_BTQC = hooks.hook_rot_q(rotate(q_BTQC, run.cos_BT1C, run.sin_BT1C))
         rotated_k_BTGC = hooks.hook_rot_k(rotate(k_BTGC, run.cos_BT1C, run.sin_BT1C))
         k_BSGC, v_BSGC = rotated_k_BTGC, v_BTGC
@@ -99,6 +101,12 @@ class Attention(nn.Module):
     def output_weight(self) -> Tensor:
         """The output matrix by head, (Q, C, D), without the loop factor."""
         return self.o_proj.weight.T.reshape(self.num_heads, self.head_width, -1)
+
+    def _normed(self, norm: RMSNorm, x_BTHC: Tensor) -> Tensor:
+        """Queries or keys under their norm, head by head or all heads as one vector."""
+        together = self.qk_norm_over == "all heads"
+        normed: Tensor = norm(x_BTHC.flatten(2) if together else x_BTHC)
+        return normed.view_as(x_BTHC)
 
     def _eager(
         self, q_BTQC: Tensor, k_BSGC: Tensor, v_BSGC: Tensor, allowed_BTS: Tensor | None, hooks: AttentionHooks

@@ -194,8 +194,8 @@ class LoopedMoE(LoopedModel):
 
     @classmethod
     def from_transformers(cls, folder: str | Path, loop: LoopedSpan | None = None) -> Self:
-        """Our network with the weights of a folder that transformers loads (Llama, Qwen3, Qwen3-MoE, Mixtral), a span
-        of its layers looped where asked for.
+        """Our network with the weights of a folder that transformers loads (Llama, Qwen3, Qwen3-MoE, OLMoE, Mixtral),
+        a span of its layers looped where asked for.
 
         Raises `UserError` for a folder that cannot be opened, and for what our network cannot hold, by name.
         """

@@ -15,6 +15,7 @@ from smelt_interp.sites import SITES
 from smelt_interp.validation import validated
 
 RouterKind = Literal["softmax", "sigmoid"]
+NormedTogether = Literal["head", "all heads"]
 
 MOST_STEPS = 10_000
 """A plan is a list of hooked steps; one this long is a slip of the keyboard."""
@@ -71,7 +72,9 @@ class ModelConfig:
     rope_base: Annotated[float, Field(gt=1, le=10**12)] | None = 10_000.0
     """Base of the rotary position embedding; None is a network without one."""
     qk_norm: bool = False
-    """RMSNorm with a learned gain on each head's query and key, before RoPE."""
+    """RMSNorm with a learned gain on queries and keys, before RoPE."""
+    qk_norm_over: NormedTogether = "head"
+    """What that norm takes the mean over: each head, whose gain is that of every head, or all heads as one vector."""
     gated_experts: bool = True
     """SwiGLU experts; False is two matrices with SiLU between."""
     router: RouterKind = "softmax"
@@ -91,6 +94,8 @@ class ModelConfig:
         untrainable = self.renormalise_top_k and self.top_k == 1 < self.num_experts
         rule = f"renormalise_top_k must be false when top_k is 1 of {self.num_experts} experts"
         _require(not untrainable, rule, self.renormalise_top_k)
+        rule = "qk_norm_over must be 'head' when qk_norm is false"
+        _require(self.qk_norm or self.qk_norm_over == "head", rule, repr(self.qk_norm_over))
         span = f"{self.loop_start}..{self.loop_stop}"
         rule = f"the looped span must satisfy loop_start <= loop_stop <= num_layers ({self.num_layers})"
         _require(self.loop_start <= self.loop_stop <= self.num_layers, rule, span)
@@ -107,6 +112,15 @@ class ModelConfig:
         rotary = self.rope_base is not None
         rule = "head_width must be even with a rotary embedding"
         _require(not rotary or self.head_width % 2 == 0, rule, self.head_width)
+
+    @property
+    def qk_gains(self) -> tuple[int, int]:
+        """Gains of the norm of queries and of that of keys in one layer; none without such norms."""
+        if not self.qk_norm:
+            return 0, 0
+        together = self.qk_norm_over == "all heads"
+        heads, kv_heads = (self.num_heads, self.num_kv_heads) if together else (1, 1)
+        return heads * self.head_width, kv_heads * self.head_width
 
     @property
     def num_steps(self) -> int:

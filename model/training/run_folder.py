@@ -6,7 +6,7 @@ import json
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +67,9 @@ def write_or_compare(options: TrainOptions, config: ModelConfig, mixture: Traini
         write_whole(path, (json.dumps(run, indent=1) + "\n").encode())
         return
     before = read_run(path)
+    if isinstance(said := before.get("config"), dict):
+        # A field that is younger than the run was its default then.
+        before["config"] = {each.name: each.default for each in fields(config) if each.default is not MISSING} | said
     for part, values in parts.items():
         _compare(path, part, before.get(part), json.loads(json.dumps(values)))
 

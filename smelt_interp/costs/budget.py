@@ -123,7 +123,7 @@ def budget(config: ModelConfig, attended_tokens: float | Literal["causal"] = "ca
     projections = config.width * (2 * query_width + 2 * kv_width)
     router = config.width * config.num_experts
     expert = (3 if config.gated_experts else 2) * config.width * config.expert_width
-    gains = 2 * config.width + (2 * config.head_width if config.qk_norm else 0)
+    gains = 2 * config.width + sum(config.qk_gains)
     embedding = config.vocab_size * config.width
     return Budget(
         parameters=Parameters(

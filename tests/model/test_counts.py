@@ -18,6 +18,7 @@ CONFIGS = {
     "demo smelt": DEMO_SMELT,
     "demo baseline": DEMO_BASELINE,
     "query and key gains": replace(DEMO_SMELT, qk_norm=True),
+    "query and key gains over all heads": replace(DEMO_SMELT, qk_norm=True, qk_norm_over="all heads"),
     "ungated": replace(DEMO_SMELT, gated_experts=False),
     "tied": replace(DEMO_SMELT, tied_unembedding=True),
     "heads wider than the stream": replace(DEMO_SMELT, head_width=40),

@@ -38,16 +38,25 @@ def test_an_unlooped_network_of_ours_is_exported(tmp_path: Path) -> None:
         export(network, tmp_path / "theirs")
     with pytest.raises(UserError, match="a network to be exported must run each layer once; got 2 visits"):
         export(tiny_network(), tmp_path / "looped")
+    narrow = replace(TINY, num_visits=1, qk_norm=True, qk_norm_over="all heads")
+    with pytest.raises(
+        UserError, match=r"num_heads x head_width equal to width, 16, for its norms .* heads; got 4 x 8"
+    ):
+        export(tiny_network(narrow), tmp_path / "narrow")
+    assert not (tmp_path / "narrow").exists()
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "changed", "message"),
     [
-        ("olmoe", "must norm queries and keys head by head; got olmoe, which norms them over all heads; open it by it"),
-        ("gpt2", "must be one of llama, qwen3, qwen3_moe, mixtral; got gpt2; open it by itself"),
+        ("gpt2", {}, "must be one of llama, qwen3, qwen3_moe, olmoe, mixtral; got gpt2; open it by itself"),
+        ("olmoe", {"clip_qkv": 4.0}, r"must not clip queries, keys and values \(clip_qkv\); open it by itself"),
+        ("olmoe", {"head_dim": 16}, "must have heads as wide together as the stream; open it by itself"),
     ],
 )
-def test_what_cannot_be_held_is_refused_by_name(name: str, message: str, tmp_path: Path) -> None:
-    folder = write_folder(name, tmp_path / name)
+def test_what_cannot_be_held_is_refused_by_name(
+    name: str, changed: dict[str, float], message: str, tmp_path: Path
+) -> None:
+    folder = write_folder(name, tmp_path / name, **changed)
     with pytest.raises(UserError, match=message):
         LoopedMoE.from_transformers(folder)

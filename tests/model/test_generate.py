@@ -25,7 +25,9 @@ def by_full_passes(network: LoopedMoE, prompt: list[int], new_tokens: int) -> li
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", ["as the paper", "three visits", "no RoPE", "QK-norm", "Baseline"])
+@pytest.mark.parametrize(
+    "name", ["as the paper", "three visits", "no RoPE", "QK-norm", "QK-norm over all heads", "Baseline"]
+)
 def test_greedy_is_the_argmax_of_full_passes_for_each_prompt_of_a_batch(name):
     network = tiny_network(VARIANTS[name])
     made = generate(network, PROMPTS, Sampling(max_new_tokens=8))

@@ -200,7 +200,7 @@ def mixed_samples(num_each: int, context: int) -> tuple:
 
 
 @pytest.mark.portable
-@pytest.mark.parametrize("name", ["as the paper", "no RoPE", "QK-norm"])
+@pytest.mark.parametrize("name", ["as the paper", "no RoPE", "QK-norm", "QK-norm over all heads"])
 def test_every_way_of_computing_agrees_with_the_first(name):
     """Batches, fused attention, left padding, cached generation, packed documents: 2e-6 of the largest logit."""
     network = tiny_network(VARIANTS[name])

@@ -43,6 +43,8 @@ RULES = [
     ("width", 16.0, "width must be a whole number; got 16.0"),
     ("width", True, "width must be a whole number; got True"),
     ("qk_norm", 1, "qk_norm must be true or false; got 1"),
+    ("qk_norm_over", "layer", "qk_norm_over must be 'head' or 'all heads'; got 'layer'"),
+    ("qk_norm_over", "all heads", "qk_norm_over must be 'head' when qk_norm is false; got 'all heads'"),
     ("loop_scale", "half", "loop_scale must be a number; got 'half'"),
     ("rope_base", "none", "rope_base must be a number; got 'none'"),
 ]
@@ -82,7 +84,8 @@ def test_a_config_is_its_json(config, tmp_path):
 
 
 def test_fields_with_defaults_may_be_left_out_and_no_others():
-    required = {key: value for key, value in TINY.to_json().items() if key not in ("qk_norm", "rope_base", "router")}
+    left_out = ("qk_norm", "qk_norm_over", "rope_base", "router")
+    required = {key: value for key, value in TINY.to_json().items() if key not in left_out}
     assert ModelConfig.from_json(required) == TINY
     del required["loop_scale"], required["width"]
     with pytest.raises(UserError, match="loop_scale, width must be given; got nothing"):

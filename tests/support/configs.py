@@ -20,6 +20,7 @@ VARIANTS: dict[str, ModelConfig] = {
     "all layers looped": replace(TINY, loop_start=0, loop_stop=4),
     "nothing looped": replace(TINY, loop_start=2, loop_stop=2, num_visits=1),
     "QK-norm": replace(TINY, qk_norm=True),
+    "QK-norm over all heads": replace(TINY, qk_norm=True, qk_norm_over="all heads"),
     "no RoPE": replace(TINY, rope_base=None),
     "sigmoid router": replace(TINY, router="sigmoid"),
     "not renormalised": replace(TINY, renormalise_top_k=False),

@@ -57,11 +57,16 @@ def _plain_attention(config: ModelConfig, own: Mapping[str, Tensor], x_TD: Tenso
 
     def head(which: str, index: int) -> Tensor:
         rows = slice(index * config.head_width, (index + 1) * config.head_width)
-        value_TC = x_TD @ own[f"attn.{which}_proj.weight"][rows].T
+        of_all_TX = x_TD @ own[f"attn.{which}_proj.weight"].T
+        value_TC = of_all_TX[:, rows]
         if which == "v":
             return value_TC
         if config.qk_norm:
-            value_TC = _norm(value_TC, own[f"attn.{which}_norm.weight"], config.norm_eps)
+            gain = own[f"attn.{which}_norm.weight"]
+            together = config.qk_norm_over == "all heads"
+            value_TC = (
+                _norm(of_all_TX, gain, config.norm_eps)[:, rows] if together else _norm(value_TC, gain, config.norm_eps)
+            )
         return torch.stack([_rotated(config, value_TC[t], t) for t in range(length)])
 
     for index in range(config.num_heads):

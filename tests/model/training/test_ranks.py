@@ -35,7 +35,7 @@ OPTIONS = TrainOptions(
     ),
 )  # fmt: skip
 
-TWO_LAYERS = replace(TINY, num_layers=2, loop_stop=2)
+TWO_LAYERS = replace(TINY, num_layers=2, loop_stop=2, qk_norm=True, qk_norm_over="all heads")
 
 
 @pytest.fixture(autouse=True)

@@ -235,13 +235,15 @@ def test_what_lies_where_the_events_go_is_told():
 
 def test_what_differs_from_the_run_that_goes_on_is_named(whole, monkeypatch):
     Path("run").mkdir()
-    (Path("run") / "run.json").write_bytes((whole / "run.json").read_bytes())
+    said = json.loads((whole / "run.json").read_text())
+    del said["config"]["qk_norm_over"]  # a run from before there was this field
+    Path("run/run.json").write_text(json.dumps(said))
     with pytest.raises(UserError, match="--seed must stay that of the run, 0; got 1; choose another --out"):
         train(replace(OPTIONS, seed=1))
     with pytest.raises(UserError, match=r"--mixture\.code must stay that of the run, 2; got 3"):
         train(replace(OPTIONS, mixture=replace(MIXTURE, code=3)))
-    Path("small.json").write_text(json.dumps(replace(TINY, num_visits=3).to_json()))
-    with pytest.raises(UserError, match="the config's num_visits must stay that of the run, 2; got 3"):
+    Path("small.json").write_text(json.dumps(replace(TINY, tied_unembedding=True).to_json()))
+    with pytest.raises(UserError, match="the config's tied_unembedding must stay that of the run, False; got True"):
         train(OPTIONS)
     Path("run/run.json").write_text("{")
     with pytest.raises(UserError, match=r"run\.json must hold JSON; .*; remove the run to start anew, or choose"):
