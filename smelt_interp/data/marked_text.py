@@ -1,6 +1,6 @@
 """Text with roles on its characters, and how a network's own tokenizer makes rows of tokens of it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -91,16 +91,6 @@ def with_bos(tokens: Tokens, tokenizer: Tokenizer) -> Tokens:
         return tokens
     ids_T = np.concatenate(([tokenizer.bos_id], tokens.ids_T)).astype(np.int32)
     return Tokens(ids_T, np.concatenate(([Role.BOS], tokens.role_T)).astype(np.uint8))
-
-
-def tiles(tokens: Tokens, length: int, tokenizer: Tokenizer) -> Iterator[Tokens]:
-    """The tokens cut into rows of `length` without overlap, each behind a BOS; the last may be shorter."""
-    width = length - (tokenizer.bos_id is not None)
-    if width < 1:
-        raise UserError(f"length must be at least {length - width + 1} tokens here; got {length}")
-    for start in range(0, len(tokens.ids_T), width):
-        part = slice(start, start + width)
-        yield with_bos(Tokens(tokens.ids_T[part], tokens.role_T[part]), tokenizer)
 
 
 def padded(rows: list[Row], tokenizer: Tokenizer, length: int = 0) -> Samples:

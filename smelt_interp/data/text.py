@@ -22,7 +22,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from smelt_interp.data.marked_text import MarkedText, Row, Tokens, padded, tiles, tokens_of, with_bos
+from smelt_interp.data.marked_text import MarkedText, Row, Tokens, padded, tokens_of, with_bos
 from smelt_interp.data.samples import DOMAIN_WIDTH, Samples, document_id
 from smelt_interp.data.tokenizer import Tokenizer
 from smelt_interp.errors import UserError
@@ -189,26 +189,34 @@ def _own_document(path: Path, name: str, room: int) -> Document:
 
 
 class Windows:
-    """Windows of a corpus: runs of tokens that lie in one document, every starting token equally likely."""
+    """Windows of a corpus: runs of tokens that lie in one document, as `cut` says."""
 
-    def __init__(self, texts: Corpus, length: int, tokenizer: Tokenizer) -> None:
+    def __init__(self, texts: Corpus, length: int, tokenizer: Tokenizer, cut: Cut = "drawn") -> None:
         """Windows that fill rows of `length` tokens. Raises UserError when no document is that long."""
         sources, tokens = zip(*_long_enough(texts, length, tokenizer), strict=True)
         self._sources: tuple[MarkedText, ...] = sources
         self._tokens: tuple[Tokens, ...] = tokens
         self._tokenizer = tokenizer
         self._width = length - (tokenizer.bos_id is not None)
-        self._last = np.cumsum([len(each.ids_T) - self._width + 1 for each in self._tokens])
+        self._apart = self._width if cut == "tiled" else 1
+        self._last = np.cumsum([(len(each.ids_T) - self._width) // self._apart + 1 for each in self._tokens])
         """Windows of all documents up to each."""
+
+    def __len__(self) -> int:
+        """Windows of all documents."""
+        return int(self._last[-1])
 
     def draw(self, uniform_N: NDArray[np.float64]) -> list[Row]:
         """One row for each uniform number in [0, 1)."""
-        number_N = (uniform_N * self._last[-1]).astype(np.int64)
+        return self.rows((uniform_N * len(self)).astype(np.int64))
+
+    def rows(self, number_N: NDArray[np.int64]) -> list[Row]:
+        """The windows of these numbers, counted from 0 in the order of documents."""
         document_N = np.searchsorted(self._last, number_N, side="right")
         rows = []
         for number, document in zip(number_N.tolist(), document_N.tolist(), strict=True):
             ids_T, role_T = self._tokens[document]
-            start = number - (int(self._last[document - 1]) if document else 0)
+            start = (number - (int(self._last[document - 1]) if document else 0)) * self._apart
             part = slice(start, start + self._width)
             tokens = with_bos(Tokens(ids_T[part], role_T[part]), self._tokenizer)
             rows.append(Row(tokens, self._sources[document]))
@@ -243,17 +251,12 @@ def corpus_samples(
         raise UserError(f"text must have at least 1 row of at least 2 tokens; got {num} of {length}")
     tag = int.from_bytes(hashlib.sha256(texts.domain.encode()).digest()[:4], "big")
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, tag])))
+    windows = Windows(texts, length, tokenizer, cut)
     if cut == "drawn":
-        return padded(Windows(texts, length, tokenizer).draw(generator.random(num)), tokenizer)
-    whole = [
-        Row(tile, source)
-        for source, tokens in _long_enough(texts, length, tokenizer)
-        for tile in tiles(tokens, length, tokenizer)
-        if len(tile.ids_T) == length
-    ]
-    if num > len(whole):
+        return padded(windows.draw(generator.random(num)), tokenizer)
+    if num > len(windows):
         raise UserError(
-            f"samples must be at most {len(whole)}, the rows of {length} tokens that {texts.domain} holds without "
+            f"samples must be at most {len(windows)}, the rows of {length} tokens that {texts.domain} holds without "
             f"overlap; got {num}: shorten the rows or give more text"
         )
-    return padded([whole[index] for index in generator.permutation(len(whole))[:num].tolist()], tokenizer)
+    return padded(windows.rows(generator.permutation(len(windows))[:num]), tokenizer)

@@ -13,7 +13,7 @@ from model.tokenizers import HuggingFaceTokenizer, read_tokenizer
 from smelt_interp.data.datasets import DataOptions, load_samples
 from smelt_interp.data.dyck import DyckOptions, dyck_samples
 from smelt_interp.data.dyck_scores import floors, queries
-from smelt_interp.data.marked_text import MarkedText, Row, Span, padded, tiles, tokens_of
+from smelt_interp.data.marked_text import MarkedText, Row, Span, padded, tokens_of
 from smelt_interp.data.mixture import MixtureOptions, TrainingMixture
 from smelt_interp.data.samples import Role, token_class
 from smelt_interp.data.tokenizer import BYTES, padding_id
@@ -102,7 +102,7 @@ def test_a_token_over_two_roles_has_that_of_its_last_character():
     """` )` after `Output:` is of the answer though its space is of the question."""
     text = "Output: )\n"
     marked = MarkedText(text=text, spans=(Span(0, 8, Role.QUERY), Span(8, 10, Role.ANSWER)), document=1, domain="dyck")
-    samples = padded([Row(tile, marked) for tile in tiles(tokens_of(marked, BYTE_LEVEL), 40, BYTE_LEVEL)], BYTE_LEVEL)
+    samples = padded([Row(tokens_of(marked, BYTE_LEVEL), marked)], BYTE_LEVEL)
     tokens = samples.row_text(0)
     answer = [token for token, role in zip(tokens, samples.role_NT[0].tolist(), strict=True) if role == Role.ANSWER]
     assert b" )" in tokens

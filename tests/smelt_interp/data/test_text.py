@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from smelt_interp.data import text
+from smelt_interp.data.marked_text import Row
 from smelt_interp.data.samples import Role
 from smelt_interp.data.text import (
     EXCERPTS_FOLDER,
@@ -106,6 +107,12 @@ def test_tiles_cover_each_document_without_overlap_and_are_all_that_there_is():
     assert samples.num_documents == 3
     with pytest.raises(UserError, match=r"samples must be at most 6, the rows of 3 tokens that code holds .*; got 7"):
         rows_of(planted(7, 2, 5), 7, 3)
+
+
+def test_only_the_rows_that_are_asked_for_are_made(monkeypatch):
+    made = []
+    monkeypatch.setattr(text, "Row", lambda tokens, source: made.append(tokens) or Row(tokens, source))
+    assert len(rows_of(planted(99), 3, 2)) == len(made) == 3
 
 
 def test_rows_share_a_document_exactly_when_they_are_of_one():
