@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from model.families.network import FamilyNetwork
 from model.families.opening import REMOTE, quiet
@@ -115,7 +116,11 @@ def plain(name: str, **changed: object) -> PreTrainedModel:
     with torch.random.fork_rng(), quiet(), remote_code():
         torch.manual_seed(0)
         config = config_of(name, **changed)
-        model = kind.from_config(config, attn_implementation="eager", trust_remote_code=name in REMOTE)
+        if name in REMOTE:  # what AutoModel knows by this config may be the class of a folder that a test has opened
+            code = get_class_from_dynamic_module(config.auto_map["AutoModelForCausalLM"], str(code_folder(name)))
+            model = code._from_config(config, attn_implementation="eager")
+        else:
+            model = kind.from_config(config, attn_implementation="eager")
         for weight in model.parameters():  # what begins at zero or one would hide a swap
             if weight.requires_grad:
                 weight.data += 0.05 * torch.randn(weight.shape)

@@ -27,9 +27,11 @@ out, device = (sys.argv[sys.argv.index(name) + 1] if name in sys.argv else "cpu"
 file = open(out, "w")
 fcntl.flock(file, fcntl.LOCK_EX)
 print(device, file=file, flush=True)
-while "waits" in out or ("ends" in out and not os.path.exists("fails")):
+waits = "waits" in out or "ends" in out
+while waits:
     print(f"trained: 1/2, 1 tokens/s, {out}", file=sys.stderr, flush=True)
     time.sleep(0.02)
+    waits = "waits" in out or not os.path.exists("fails")
 if "fails" in out:
     sys.exit("error: training must stay finite")
 """
