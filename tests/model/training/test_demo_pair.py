@@ -12,6 +12,7 @@ import torch
 from model.generate import Sampling, generate
 from model.network import LoopedMoE
 from model.training.evaluate import SHOTS, dyck_exact_match
+from smelt_interp.config import ModelConfig
 from smelt_interp.costs.budget import PAPER_TOLERANCE, budget, mismatch
 from smelt_interp.costs.presets import DEMO_BASELINE, DEMO_SMELT
 from smelt_interp.data.datasets import DataOptions, load_samples
@@ -61,7 +62,7 @@ def test_the_readme_says_what_the_run_wrote(name: str) -> None:
     run = json.loads((CHECKPOINTS / name / "run.json").read_text(encoding="utf-8"))
     assert last["step"] == run["options"]["steps"]
     assert f"{last['tokens']:,}" == figure(name, r"tokens: ([\d,]+) in")
-    assert run["config"] == PAIR[name].to_json()
+    assert ModelConfig.from_json(run["config"]) == PAIR[name]
     for corpus in run["corpora"]:
         assert corpus["digest"] == figure(name, rf"\| {corpus['domain']} \| .*`([0-9a-f]{{64}})`")
 
