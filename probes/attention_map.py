@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from cache.store import Capture
-from probes.running.pictures import Map
+from probes.running.pictures import COLOURS, Map
 from probes.statistics import attention
 from smelt_interp.data.samples import Role, Samples
 from smelt_interp.errors import UserError, shown
@@ -209,16 +209,19 @@ def head_grid(capture: Capture, sample: int, steps: Sequence[int]) -> HeadGrid:
 
 
 def attention_maps(patterns: Mapping[int, NDArray[np.generic]], samples: Samples, *, causal: bool = True) -> list[Map]:
-    """One map a visit, and with several the last minus the first; unseen keys NaN. `samples` begins with the sample."""
+    """One map a visit, and with several the last minus the first; unseen keys NaN. `samples` begins with the sample.
+
+    The first visit and those after it have the page's two colours; titles are in letters that a picture's font has.
+    """
     seen_TS = seen_keys(samples, causal=causal)
     length, (first, *_, last) = len(seen_TS), (*sorted(patterns), max(patterns))
     shown = {
         visit: np.where(seen_TS, patterns[visit][:length, :length], np.nan).astype(np.float32)
         for visit in sorted(patterns)
     }
-    maps = [Map(f"visit {visit + 1}", values_TS) for visit, values_TS in shown.items()]
+    maps = [Map(f"visit {visit + 1}", shown[visit], COLOURS[visit != first]) for visit in shown]
     if last != first:
-        maps.append(Map(f"visit {last + 1} − visit {first + 1}", shown[last] - shown[first]))
+        maps.append(Map(f"visit {last + 1} - visit {first + 1}", shown[last] - shown[first], difference=True))
     return maps
 
 

@@ -28,6 +28,10 @@ class Map(NamedTuple):
     title: str
     values_TS: NDArray[np.float32]
     """Shares, or differences of two; NaN is drawn grey, 0 white."""
+    above: str = COLOURS[1]
+    """The colour of what is above 0, one of `COLOURS`."""
+    difference: bool = False
+    """Of two others, whose shares alone say where colours are clipped."""
 
 
 def png_bytes(rows: Sequence[Sequence[Map]], scale: Scale, facts: Facts) -> bytes:
@@ -64,12 +68,12 @@ def svg_text(rows: Sequence[Sequence[Map]], scale: Scale, facts: Facts) -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
-def coloured(values: NDArray[np.floating], scale: Scale, most: float) -> NDArray[np.uint8]:
-    """White at 0, the second colour above, the first below, grey where NaN. -> the shape of `values` and (3,)"""
+def coloured(values: NDArray[np.floating], scale: Scale, most: float, above: str = COLOURS[1]) -> NDArray[np.uint8]:
+    """White at 0, `above` above it, the first colour below, grey where NaN. -> the shape of `values` and (3,)"""
     share = np.minimum(np.abs(np.nan_to_num(values)) / most, 1)
     depth = np.sqrt(share) if scale == "square root" else share
-    below, above = (np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) for colour in COLOURS)
-    hue = np.where((values < 0)[..., None], below, above)
+    low, high = (np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) for colour in (COLOURS[0], above))
+    hue = np.where((values < 0)[..., None], low, high)
     mixed = np.where(np.isnan(values)[..., None], UNSEEN, np.round(255 + (hue - 255) * depth[..., None]))
     painted: NDArray[np.uint8] = mixed.astype(np.uint8)
     return painted
@@ -79,8 +83,9 @@ def most_of(rows: Sequence[Sequence[Map]], scale: Scale) -> float:
     """The value of the deepest colour, one for all maps."""
     if scale != "clip":
         return 1.0
-    shares = np.concatenate([each.values_TS[~np.isnan(each.values_TS)] for row in rows for each in row])
-    return max(float(np.quantile(np.abs(shares), 0.99)), 1e-4)
+    shown = [each.values_TS for row in rows for each in row if not each.difference]
+    shares = np.concatenate([values_TS[~np.isnan(values_TS)] for values_TS in shown])
+    return max(float(np.quantile(shares, 0.99)), 1e-4)
 
 
 def _layout(
@@ -95,7 +100,7 @@ def _layout(
         y = top + LINE + row_at * (SIDE + GAP)
         for column, each in enumerate(row):
             x = GAP + column * (SIDE + GAP)
-            pixels = coloured(each.values_TS, scale, most_of(rows, scale))
+            pixels = coloured(each.values_TS, scale, most_of(rows, scale), each.above)
             placed.append((x, y, Image.fromarray(pixels)))
             shape = "query 1 to {} down, key 1 to {} across".format(*each.values_TS.shape)
             texts.append((x, y - 5, f"{each.title}: {shape}"))

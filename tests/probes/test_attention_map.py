@@ -20,6 +20,7 @@ from probes.attention_map import (
     seen_keys,
     thumbnails,
 )
+from probes.running.pictures import COLOURS, most_of
 from smelt_interp.data.samples import Role
 from smelt_interp.errors import UserError
 from tests.support.app_captures import VISIT_MASS, episodes
@@ -46,7 +47,9 @@ def test_each_visit_gives_the_mass_that_was_planted_on_it(capture: Capture) -> N
     difference_TS = maps[2].values_TS
     assert difference_TS.shape == (length, length)
     np.testing.assert_allclose(difference_TS[1:, 0], VISIT_MASS[1] - VISIT_MASS[0], atol=1e-6)
-    assert [each.title for each in maps] == ["visit 1", "visit 2", "visit 2 − visit 1"]
+    assert [each.title for each in maps] == ["visit 1", "visit 2", "visit 2 - visit 1"]  # letters of a PNG's font
+    assert [each.above for each in maps] == [*COLOURS, COLOURS[1]]  # as the page has them
+    assert most_of([maps], "clip") == most_of([maps[:2]], "clip")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ def test_a_quarter_is_half_deep_by_its_root_and_whole_where_colours_are_clipped(
 
 def test_png_and_svg_hold_the_same_cells_and_facts() -> None:
     values_TS = np.array([[1.0, np.nan], [0.25, 0.75]], np.float32)
-    rows, cells = [[Map("visit 1", values_TS)]], coloured(values_TS, "linear", 1.0)
+    rows, cells = [[Map("visit 1", values_TS, COLOURS[0])]], coloured(values_TS, "linear", 1.0, COLOURS[0])
+    assert cells[0, 0].tolist() == colours_of(COLOURS[0])
     with Image.open(BytesIO(png_bytes(rows, "linear", FACTS))) as picture:
         assert picture.text == {"capture": "a & b", "layer": "3"}
         pixels = np.asarray(picture)
