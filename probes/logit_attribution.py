@@ -180,7 +180,7 @@ def parts_along(
     import torch
 
     found: dict[str, list[Tensor]] = {}
-    chosen: list[Tensor] = []
+    chosen: dict[str, Tensor] = {}
 
     def add_heads(result_BTQD: "Tensor", hook: object) -> None:
         for word, direction_BTD in directions.items():
@@ -188,13 +188,14 @@ def parts_along(
             found.setdefault(f"{word}heads", []).append(heads_BQ)
 
     def choose(indices_BTK: "Tensor", hook: object) -> None:
-        chosen[:] = [indices_BTK.flatten(1).long()]
+        chosen["now"] = indices_BTK.flatten(1).long()
 
     def add_experts(result_BTKD: "Tensor", hook: object) -> None:
         for word, direction_BTD in directions.items():
             slots_BTK = torch.einsum("btkd,btd->btk", result_BTKD.double(), direction_BTD)
             experts_BE = slots_BTK.new_zeros(len(slots_BTK), layout.experts)
-            found.setdefault(f"{word}experts", []).append(experts_BE.scatter_add_(1, *chosen, slots_BTK.flatten(1)))
+            experts_BE.scatter_add_(1, chosen["now"], slots_BTK.flatten(1))
+            found.setdefault(f"{word}experts", []).append(experts_BE)
 
     has_experts = layout.experts > 0
     sites = [*([(HEADS, add_heads)] if layout.heads else []),

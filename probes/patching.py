@@ -31,7 +31,7 @@ from probes.statistics.arrays import Floats, ratio
 from probes.statistics.grid import HEADS, STEPS, Grid, Place
 from probes.statistics.quantities import Quantity
 from probes.statistics.sums import Reduced, Sums, Totals
-from smelt_interp.architecture import Loop
+from smelt_interp.architecture import Architecture, Loop
 from smelt_interp.data.datasets import DataOptions
 from smelt_interp.data.dyck import Swap, dyck_pairs
 from smelt_interp.data.dyck_scores import answer_start
@@ -93,9 +93,10 @@ class Layout:
 
 
 def choose_samples(subject: Subject, data: DataOptions, options: Options) -> tuple[SampleSet, ...]:
-    """Pairs of Dyck episodes. Raises UserError for other data, and as `dyck_pairs` does."""
+    """Pairs of Dyck episodes. Raises UserError for other data, as `check_causal` does, and as `dyck_pairs` does."""
     if data.data != ("dyck",):
         raise UserError(f"data to patch must be dyck, which has pairs; got {' '.join(data.data)}")
+    check_causal(subject.architecture)
     length = min(data.length, subject.architecture.context)
     tokenizer = subject.tokenizer
     pairs = dyck_pairs(data, data.samples, seed=data.seed, length=length, tokenizer=tokenizer, swap=options.swap)
@@ -103,11 +104,18 @@ def choose_samples(subject: Subject, data: DataOptions, options: Options) -> tup
 
 
 def start_with(network: "LoopedModel", data: SampleSet, options: Options) -> Sums[Layout, Options]:
-    """Scores of patched runs by episode. Raises UserError for samples without pairs."""
+    """Scores of patched runs by episode. Raises UserError for samples without pairs, and as `check_causal` does."""
+    check_causal(network.architecture)
     if data.corrupted is None:
         raise UserError("samples to patch must be pairs; got none that are corrupted: make them with choose_samples")
     run = Patching(network, data.corrupted)
     return Sums(network.architecture, options, lay_out, run.reduce, quantities, seed=options.patch_seed)
+
+
+def check_causal(architecture: Architecture) -> None:
+    """Raise UserError for a network that has no score of a next token."""
+    if not architecture.causal:
+        raise UserError(f"a network to patch must predict the next token; {architecture.family} fills in others")
 
 
 def result(sums: Sums[Layout, Options]) -> Result:

@@ -85,11 +85,11 @@ def _write(gguf: Path, folder: Path) -> None:
     with gguf.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise UserError(f"a GGUF file must begin with GGUF; got {gguf}")
+    known = ", ".join(FAMILIES)
     with quiet(), contextlib.redirect_stderr(io.StringIO()):  # its bar is drawn whatever is said
         try:
             config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
             if config.model_type not in FAMILIES:
-                known = ", ".join(FAMILIES)
                 raise UserError(f"a GGUF must be of one of the families {known}; got {config.model_type}")
             model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
@@ -98,8 +98,8 @@ def _write(gguf: Path, folder: Path) -> None:
         except ImportError:
             raise UserError("gguf must be installed to read a GGUF; got none; pip install -e .[pretrained]") from None
         except Exception as error:  # whatever a damaged file leads it to
-            said = one_line(f"{type(error).__name__}: {error}", 150)
-            raise UserError(f"a GGUF must be one that transformers reads; {said}") from None
+            said = one_line(f"{type(error).__name__}: {error}", 100)
+            raise UserError(f"a GGUF must be one that transformers reads, of {known}; {said}") from None
         # A network that was read as quantised is not written: the same weights in a plain one are.
         plain = type(model)(type(config)(**_plain(config)))
         plain.load_state_dict(model.state_dict())

@@ -138,11 +138,11 @@ class FamilyNetwork(LoopedModel):
         """Raise `UserError` for a start and a cache that the network cannot have."""
         family = self.architecture.family
         if not request.from_tokens and not self.restarts:
-            raise UserError(f"a {family} network must start with tokens, as what it hands on is more than a stream; "
-                            "got start_at")  # fmt: skip
+            raise UserError(f"a network of family {family} must start with tokens, as what it hands on is more "
+                            "than a stream; got start_at")  # fmt: skip
         if read.kv_cache is not None and not self.remembers:
-            raise UserError(f"a {family} network must read whole rows, as it reads more of earlier tokens than "
-                            "all their keys and values; got a kv_cache")  # fmt: skip
+            raise UserError(f"a network of family {family} must read whole rows, as it reads more of earlier "
+                            "tokens than all their keys and values; got a kv_cache")  # fmt: skip
 
     def _rows(self, run: FamilyRun, read: Inputs) -> dict[str, object]:
         """The mask and the positions of rows that are padded, hold several documents, or go on. What the network does
@@ -165,7 +165,9 @@ class FamilyNetwork(LoopedModel):
                 run.within_BTS = real_BTS if run.within_BTS is None else run.within_BTS & real_BTS
         if start_BT is not None and bool(start_BT.any()):
             if self.family.whole_rows:
-                raise UserError(f"a row of a {self.architecture.family} network must be one document; got several")
+                raise UserError(
+                    f"a row of a network of family {self.architecture.family} must be one document; got several"
+                )
             same_BTS = start_BT[:, :, None] == start_BT[:, None]
             run.within_BTS = same_BTS if run.within_BTS is None else same_BTS & run.within_BTS
             if self.family.takes_masks:

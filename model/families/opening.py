@@ -50,6 +50,7 @@ class Opening:
 PLAIN = Opening()
 REMOTE = ("ouro", "huginn_raven", "open_mythos")
 """Families whose code lies in the folder of the checkpoint, not in transformers."""
+PICKLES = (".bin", ".pt", ".pth")
 
 
 def open_network(checkpoint: str | Path, opening: Opening = PLAIN) -> LoopedModel:
@@ -152,6 +153,10 @@ def _model_class(config: "PretrainedConfig", folder: Path) -> "type[PreTrainedMo
 
 def _load(folder: Path, config: "PretrainedConfig", opening: Opening) -> "PreTrainedModel":
     """Its weights in float32, every one of them and no others."""
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+    if pickled and not any(folder.glob("*.safetensors")):
+        raise UserError(f"{folder} must hold safetensors, as pickles are never loaded; got {pickled[0]}: load it where "
+                        "it is trusted, and write it by save_pretrained(FOLDER, safe_serialization=True)")  # fmt: skip
     with _theirs(config.model_type, f"{folder} must hold safetensors weights of its config"):
         model, found = _model_class(config, folder).from_pretrained(
             folder,

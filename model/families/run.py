@@ -130,7 +130,7 @@ class FamilyRun:
         return self.through(suffix, x_BHTC.transpose(1, 2)).transpose(1, 2)
 
     def _named(self) -> str:
-        return f"a {self.request.architecture.family} network"
+        return f"a network of family {self.request.architecture.family}"
 
 
 RUNNING: ContextVar[FamilyRun | None] = ContextVar("RUNNING", default=None)

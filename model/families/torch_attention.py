@@ -32,7 +32,7 @@ def _attended(module: nn.Module, forward: Function, calls: str, *args: object, *
     with (inside := _Fused(module) if calls == "fused" else _Softmax(run)):
         out = forward(*args, **options)
     if not inside.reached:
-        raise UserError(f"attention of a {run.request.architecture.family} network must call torch's {calls} function; "
+        raise UserError(f"attention of family {run.request.architecture.family} must call torch's {calls} function; "
                         "it did not, so its patterns cannot be seen")  # fmt: skip
     return out
 

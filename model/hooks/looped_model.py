@@ -129,7 +129,7 @@ class LoopedModel(HookedRootModule):
         Raises `UserError` where the number of visits is fixed by the network's own code, and where there is no loop.
         """
         raise UserError(
-            f"visits must be those that a {self.architecture.family} network's own code runs; got another number: "
+            f"visits must be those that the code of family {self.architecture.family} runs; got another number: "
             "with_visits takes our networks and those opened with --loop"
         )
 

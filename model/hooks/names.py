@@ -112,7 +112,9 @@ class Request:
         if name not in {*TOP_LEVEL_SITES, *(hook_name(step, suffix) for step in steps for suffix in SITES)}:
             raise UserError(f"a hook name must be one of the network's; got {name!r}{nearest(str(name), own)}")
         if name not in own:
-            raise UserError(f"a hook must be on a site that a {self.architecture.family} network has; got {name!r}")
+            raise UserError(
+                f"a hook must be on a site that a network of family {self.architecture.family} has; got {name!r}"
+            )
         raise UserError(f"a hook must be on a name that this pass computes; got {name!r}; {self._way_out(str(name))}")
 
     def _way_out(self, name: str) -> str:

@@ -82,6 +82,9 @@ class EditedPasses:
             "head_results": "head_results" in computed,
             "expert_results": "expert_results" in computed,
         }
+        if samples.num_documents < 2 and any(edit.other for edit in edits.values()):
+            raise UserError("samples to resample from must be of 2 documents or more, as one has no other; "
+                            f"got {samples.num_documents}: give more samples, or edit otherwise")  # fmt: skip
         self._first = {name: self._first_step(edit) for name, edit in edits.items()}
         self._other_N = _others(samples)
         self._mean = self._means(batch_size)

@@ -219,7 +219,7 @@ def test_visits_of_a_network_without_a_loop_are_refused():
     once = tiny_network(VARIANTS["nothing looped"])
     with pytest.raises(UserError, match="a span of at least one layer must be looped when num_visits is 2"):
         once.with_visits(2)
-    with pytest.raises(UserError, match="visits must be those that a dense-nested network's own code runs"):
+    with pytest.raises(UserError, match="visits must be those that the code of family dense-nested runs"):
         DenseNested().with_visits(2)
     for loop_scale in ("kept", "1/r"):
         with pytest.raises(UserError, match="num_visits must be at least 1; got 0"):

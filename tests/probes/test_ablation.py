@@ -125,7 +125,7 @@ def test_what_cannot_be_ablated_is_one_line():
     ):
         with pytest.raises(UserError, match=message):
             measure(OURS, **options)
-    with pytest.raises(UserError, match="that a dense-nested network has; got 'blocks"):
+    with pytest.raises(UserError, match="that a network of family dense-nested has; got 'blocks"):
         measure(DenseNested().eval(), sites=("mlp.hook_router_logits",))
     with pytest.raises(UserError, match="Ablation must be given all samples; got batches alone: pass data="):
         run(run_batches(OURS, TEXT, ()), {"x": (ablation, ablation.Options())}, network=OURS)

@@ -146,8 +146,10 @@ def test_what_cannot_be_patched_is_one_line():
     ):
         with pytest.raises(UserError, match=message):
             measure(ours, pairs, **options)
-    with pytest.raises(UserError, match="a hook must be on a site that a dense-nested network has"):
+    with pytest.raises(UserError, match="a hook must be on a site that a network of family dense-nested has"):
         measure(NETWORKS["dense"], PAIRS["dense"], sites=("mlp.hook_router_logits",))
+    with pytest.raises(UserError, match="a network to patch must predict the next token; albert fills in others"):
+        measure(hooked("albert"), pairs)
     with pytest.raises(UserError, match="samples to patch must be pairs; got none that are corrupted"):
         patching.start_with(ours, SampleSet(name="dyck", samples=pairs.clean), patching.Options())
 

@@ -207,7 +207,9 @@ def test_padding_on_the_right_changes_nothing_for_the_tokens_before_it(name: str
 def test_a_document_is_alone_in_its_row_or_the_row_is_refused(name: str) -> None:
     start_BT = torch.where(torch.arange(20) < 12, 0, 12).expand(2, -1)
     if FAMILIES[name].whole_rows:
-        with pytest.raises(UserError, match="a row of a inkling2_loop_text network must be one document; got several"):
+        with pytest.raises(
+            UserError, match="a row of a network of family inkling2_loop_text must be one document; got several"
+        ):
             network(name)(TOKENS_BT, segment_start_BT=start_BT)
         return
     packed_BTW = network(name)(TOKENS_BT, segment_start_BT=start_BT)
@@ -226,7 +228,7 @@ def test_a_pass_stops_at_any_step_and_starts_there_where_the_stream_is_all_that_
             assert torch.equal(model(middle_BTD, start_at=tuple(visit)), logits_BTW)
         else:
             with pytest.raises(
-                UserError, match=rf"a {name} network must start with tokens, as what it hands on is more"
+                UserError, match=rf"a network of family {name} must start with tokens, as what it hands on is more"
             ):
                 model(middle_BTD, start_at=tuple(visit))
     assert model.restarts == (name in LOOPABLE and name != "gpt_oss")
@@ -246,7 +248,8 @@ def test_a_cached_pass_is_the_whole_pass_or_refused(name: str) -> None:
     if not model.remembers:
         assert name in {"gpt_oss", "inkling2_loop_text", "dory", "albert", "huginn_raven", "open_mythos"}
         with pytest.raises(
-            UserError, match=rf"a {name} network must read whole rows, as it reads more of earlier tokens than"
+            UserError,
+            match=rf"a network of family {name} must read whole rows, as it reads more of earlier tokens than",
         ):
             model(TOKENS_BT, kv_cache=cache)
         return
@@ -336,11 +339,11 @@ def test_a_plan_that_is_not_what_ran_is_one_line(name: str, monkeypatch: pytest.
     for steps, message in (
         (
             shape.steps[:-1],
-            rf"{name} network must run its layers.*got layer {layer + 1} as step {num}, where",
+            rf"family {name} must run its layers.*got layer {layer + 1} as step {num}, where",
         ),
         (
             (*shape.steps, Step(layer, visit + 1)),
-            rf"{name} network must run the {num + 1} steps.*; got {num}: ",
+            rf"family {name} must run the {num + 1} steps.*; got {num}: ",
         ),
     ):
         planned = replace(shape, steps=steps, loop_factors=(1.0,) * len(steps))
@@ -354,7 +357,7 @@ def test_the_plan_is_checked_when_a_module_runs_more_or_fewer_times() -> None:
     model = hooked("llama")
     layers = model.model.model.layers
     model.model.config.num_hidden_layers = 3
-    with pytest.raises(UserError, match=r"llama network must run the 4 steps of its plan; got 3: layer 4, visit 1 did"):
+    with pytest.raises(UserError, match=r"family llama must run the 4 steps of its plan; got 3: layer 4, visit 1 did"):
         model(TOKENS_BT)
     model.model.config.num_hidden_layers = 5
     layers.append(layers[1])
@@ -387,7 +390,7 @@ def test_the_fast_path_has_no_patterns() -> None:
     [("llama", "mlp.hook_router_logits"), ("dory", "hook_attn_out"), ("gpt2", "attn.hook_rot_q")],
 )
 def test_a_site_that_a_family_does_not_compute_is_said(name: str, site: str) -> None:
-    with pytest.raises(UserError, match=f"a hook must be on a site that a {name} network has"):
+    with pytest.raises(UserError, match=f"a hook must be on a site that a network of family {name} has"):
         network(name).run_with_cache(TOKENS_BT, names_filter=hook_name(1, site))
 
 

@@ -58,7 +58,7 @@ def test_a_looped_span_runs_another_number_of_visits_over_the_same_weights() -> 
     scaled = network.with_visits(3, loop_scale="1/r")
     assert scaled.architecture.loop_factors[1] == pytest.approx(1 / 3)
     assert scaled.embed.weight is network.embed.weight
-    with pytest.raises(UserError, match="visits must be those that a llama network's own code runs"):
+    with pytest.raises(UserError, match="visits must be those that the code of family llama runs"):
         hooked("llama").with_visits(2)
     for num_visits in (0, 1.5, "3", 10**9):
         with pytest.raises(UserError, match=f"num_visits must be .*; got {num_visits!r}"):
@@ -128,6 +128,13 @@ def test_weights_that_are_cut_short_are_one_line(llama: Path, tmp_path: Path) ->
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "model.safetensors").write_bytes((llama / "model.safetensors").read_bytes()[:-8])
     with pytest.raises(UserError, match=r"must hold safetensors weights of its config; SafetensorError: "):
+        open_network(tmp_path)
+
+
+def test_pickled_weights_are_refused_with_the_way_to_write_others(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((llama / "config.json").read_bytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"never read")
+    with pytest.raises(UserError, match=r"pickles are never loaded; got pytorch_model.bin: .* safe_serialization=True"):
         open_network(tmp_path)
 
 

@@ -61,7 +61,7 @@ def test_every_site_has_the_axes_of_the_table():
     ["blocks.3.mlp.hook_router_logits", "blocks.0.attn.hook_result", "blocks.15.ln1.hook_scale", "ln_final.hook_scale"],
 )
 def test_a_site_that_it_does_not_have_is_said_by_name(name):
-    message = rf"a hook must be on a site that a dense-nested network has; got '{name}'"
+    message = rf"a hook must be on a site that a network of family dense-nested has; got '{name}'"
     for ask in (
         lambda: NETWORK.run_with_cache(TOKENS_BT, names_filter=name, head_results=True),
         lambda: NETWORK.add_hook(name, lambda x, hook: None),

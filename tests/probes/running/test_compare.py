@@ -77,7 +77,7 @@ def test_another_sample_is_of_another_document():
 
 
 def test_what_cannot_be_compared_is_one_line():
-    with pytest.raises(UserError, match="a hook must be on a site that a dense-nested network has"):
+    with pytest.raises(UserError, match="a hook must be on a site that a network of family dense-nested has"):
         compare(DENSE, SAMPLES, {"routing": interventions.zero(Target("mlp.hook_router_logits", (8,)))}, loss)
     with pytest.raises(UserError, match="an edit must have a name; got an empty one"):
         compare(OURS, SAMPLES, {"": EDITS["mean"]}, loss)
@@ -85,5 +85,9 @@ def test_what_cannot_be_compared_is_one_line():
         compare(OURS, SAMPLES, EDITS, lambda samples, logits: logits)
     with pytest.raises(UserError, match="batch_size must be"):
         compare(OURS, SAMPLES, EDITS, loss, batch_size=0)
+    alone = SAMPLES.rows(np.zeros(2, np.int64))
+    compare(OURS, alone, {"mean": EDITS["mean"]}, loss)
+    with pytest.raises(UserError, match=r"samples to resample from must be of 2 documents or more, .*; got 1: give"):
+        compare(OURS, alone, {"resample": EDITS["resample"]}, loss)
     with pytest.raises(UserError, match="edits and samples must be at least one; got 0 and 5"):
         compare(OURS, SAMPLES, {}, loss)
