@@ -73,17 +73,18 @@ def attention_page(folder: Path) -> None:
 @st.fragment
 def _shown(folder: Path, capture: Capture, recorded: Drawable, others: Sequence[str]) -> None:
     """All that changes with a choice. A fragment: the rest of the page is not run again."""
-    choice = _choose(capture, recorded, others)
-    if len(recorded.visits[choice.layer]) == 1:
-        st.info(_why_one_map(capture, choice.layer, recorded.revisited()))
     try:
+        choice = _choose(capture, recorded, others)
+        if len(recorded.visits[choice.layer]) == 1:
+            st.info(_why_one_map(capture, choice.layer, recorded.revisited()))
         _draw(folder, capture, recorded, choice)
     except UserError as error:
         st.error(str(error))
 
 
 def _choose(capture: Capture, recorded: Drawable, others: Sequence[str]) -> Choice:
-    """A row of widgets, or as many as the page's width asks for; the canvas changes them too."""
+    """A row of widgets, or as many as the page's width asks for; the canvas changes them too. Raises UserError for a
+    capture that cannot be read."""
     several, layers = recorded.revisited(), list(recorded.visits)
     line = st.container(horizontal=True)
     row = [line.container(width=pixels) for pixels in FIELDS]

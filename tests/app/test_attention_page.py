@@ -15,6 +15,7 @@ from smelt_interp.errors import UserError
 from tests.support.app_captures import episodes
 from tests.support.app_pages import drawn, page
 from tests.support.planted import LOOPED, planted_batch, random_sites
+from tests.support.planted_captures import shard_paths
 
 
 @pytest.mark.parametrize("sample", ["inf", "0", "4", "1.5", "1e400", "x"])
@@ -169,3 +170,13 @@ def test_a_capture_without_attention_says_what_it_lacks(tmp_path: Path) -> None:
     write_capture(tmp_path / "resid", [replace(batch, sites=kept, heads={})])
     (error,) = page("attention", tmp_path, capture="resid").error
     assert error.value.startswith("a capture must hold attn.hook_pattern to draw it")
+
+
+def test_a_capture_that_is_damaged_while_its_page_is_open_is_told_in_a_line(tmp_path: Path) -> None:
+    write_capture(tmp_path / "open", [episodes()])
+    test = page("attention", tmp_path, capture="open")
+    (shard,) = shard_paths(tmp_path / "open")
+    shard.write_bytes(shard.read_bytes()[:200])
+    test.run()
+    assert not test.exception
+    assert "a shard must be as it was written" in test.error[0].value
