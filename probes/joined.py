@@ -15,8 +15,9 @@ often a shuffle is as large as what was measured.
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, cast
 
 import numpy as np
@@ -82,10 +83,26 @@ def chosen_columns(result: Result, asked: str) -> list[str]:
     _, _, quantity = asked.partition(":")
     if found := [name for name, each in columns.items() if f"{each}_".startswith(f"{slug(quantity)}_")]:
         return found
-    names = [slug(name) for name in result.table["quantity"].unique()]
-    known = [name for name in names if any(each.startswith(f"{name}_") for each in columns.values())]
-    raise UserError(f"a quantity by sample of {asked.partition(':')[0]} must be one of {', '.join(known) or 'none'}; "
-                    f"got {quantity!r}{nearest(slug(quantity), known)}")  # fmt: skip
+    known = [name for name in quantity_names(result) if any(each.startswith(f"{name}_") for each in columns.values())]
+    raise _unknown(asked, known)
+
+
+def quantity_names(result: Result) -> list[str]:
+    """Of all quantities of a result."""
+    return [slug(name) for name in result.table["quantity"].unique()]
+
+
+def check_quantity(result: Result, asked: str) -> None:
+    """Raise UserError where no quantity begins with what `PROBE:QUANTITY` names, nor the other way round."""
+    names, wanted = quantity_names(result), f"{slug(asked.partition(':')[2])}_"
+    if not any(f"{name}_".startswith(wanted) or wanted.startswith(f"{name}_") for name in names):
+        raise _unknown(asked, names)
+
+
+def _unknown(asked: str, known: list[str]) -> UserError:
+    probe, _, quantity = asked.partition(":")
+    return UserError(f"a quantity by sample of {probe} must be one of {', '.join(known) or 'none'}; "
+                     f"got {quantity!r}{nearest(slug(quantity), known)}")  # fmt: skip
 
 
 def layers_alone(name: str) -> str:
@@ -180,6 +197,12 @@ def measure(name: str, probe: Probe, asked: Run[object]) -> tuple[Measured, ...]
     probes = {each: (catalog.load(each), catalog.load(each).Options()) for each in names}
     measured = []
     for data in sample_sets(subjects[0], asked.data):
+        # Names are known from rows: those of the first batch, so that a misspelt one does not cost a whole pass.
+        first = replace(subjects[0], batches=lambda of, sites: islice(subjects[0].batches(of, sites), 1))
+        known = command.measure_set(probes, data, [first])
+        for side in (options.x, options.y):
+            for result in known[side.partition(":")[0]].results:
+                check_quantity(result, side)
         found = command.measure_set(probes, data, subjects, by_sample=True)
         x, y = (dict(zip((subject.name for subject in found[each].subjects), found[each].results, strict=True))
                 for each in names)  # fmt: skip

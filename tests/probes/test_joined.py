@@ -1,11 +1,14 @@
 """Two probes together: a planted relation is found over documents, none is found where there is none."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cache.batch import Batch
+from cache.store import Capture
 from probes import attention_sink, domain_loss, joined
 from probes.attention_sink import PATTERN, VALUE
 from probes.running.probe import Result, run
@@ -95,4 +98,17 @@ def test_the_command_reads_a_capture_and_refuses_what_names_no_number(
     assert "those that there are; got 'zzz': attention_sink, " in command.refusal(
         joined.main, *words, "--x", "zzz:mass"
     )
+    passes: list[int] = []
+    whole = Capture.batches
+
+    def counted(*given: object, **options: object) -> Iterator[Batch]:
+        for each in whole(*given, **options):
+            passes.append(len(each.samples))
+            yield each
+
+    monkeypatch.setattr(Capture, "batches", counted)
+    said = command.refusal(joined.main, *words, "--batch-size", "2", "--y", "attention_sink:self_mas")
+    assert "must be one of start_mass, self_mass, " in said
+    assert "; got 'self_mas'; nearest: self_mass" in said
+    assert passes == [2], "one batch of three tells the names"
     assert "measures the samples it is given; got patching" in command.refusal(joined.main, *words, "--y", "patching:a")
