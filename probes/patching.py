@@ -37,7 +37,7 @@ from smelt_interp.data.dyck import Swap, dyck_pairs
 from smelt_interp.data.dyck_scores import answer_start
 from smelt_interp.data.samples import Role, Samples, role_name
 from smelt_interp.errors import UserError
-from smelt_interp.sites import check_heads
+from smelt_interp.sites import SITES, check_heads
 from smelt_interp.validation import Seed, different, validated
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ class Options:
     def __post_init__(self) -> None:
         different("sites", self.sites)
         check_heads(self.sites, by_head=self.by == "head")
+        if whole := [suffix for suffix in self.sites if SITES[suffix].integer]:
+            raise UserError(f"a site to patch must hold real numbers; got {whole[0]}")
+        if "head_results" in {SITES[suffix].computed for suffix in self.sites}:
+            raise UserError("heads to patch must be those of a site that every pass has; got attn.hook_result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +96,15 @@ class Layout:
     """Each site, and how many of its heads are patched one by one; 1 where all are together."""
 
 
-def choose_samples(subject: Subject, data: DataOptions, options: Options) -> tuple[SampleSet, ...]:
-    """Pairs of Dyck episodes. Raises UserError for other data, as `check_causal` does, and as `dyck_pairs` does."""
+def check_data(data: DataOptions) -> None:
+    """Raise UserError for data that has no pairs, before a network is opened."""
     if data.data != ("dyck",):
         raise UserError(f"data to patch must be dyck, which has pairs; got {' '.join(data.data)}")
+
+
+def choose_samples(subject: Subject, data: DataOptions, options: Options) -> tuple[SampleSet, ...]:
+    """Pairs of Dyck episodes. Raises UserError for other data, as `check_causal` does, and as `dyck_pairs` does."""
+    check_data(data)
     check_causal(subject.architecture)
     length = min(data.length, subject.architecture.context)
     tokenizer = subject.tokenizer

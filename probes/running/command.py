@@ -25,6 +25,7 @@ from probes.running.probe import (
     Result,
     accumulate,
     answers,
+    is_checking,
     is_choosing,
     is_paired,
     is_reading,
@@ -221,6 +222,8 @@ def open_asked(probe: Probe, asked: Run[object]) -> tuple[Subject, ...]:
     """The networks that a command names. Raises UserError as `measure_all` does."""
     if asked.source.capture is not None and asked.data != probe.DATA:
         raise UserError("data options must be left out with --capture, whose samples are fixed; got other values")
+    if is_checking(probe):
+        probe.check_data(asked.data)
     return open_subjects(asked.source, asked.data.seed)
 
 

@@ -22,7 +22,6 @@ from model.hooks.names import AttentionPath
 from model.kv_cache import KVCache
 from smelt_interp.data.dyck_scores import answer_start
 from smelt_interp.data.samples import Samples
-from smelt_interp.errors import UserError
 from smelt_interp.sites import SITES, hook_name
 
 PRE, KEY, VALUE = "hook_resid_pre", "attn.hook_rot_k", "attn.hook_v"
@@ -41,14 +40,10 @@ class PatchedRuns:
     """Clean and corrupted rows of one batch, and the corrupted run under patches.
 
     The score is the logit of the clean answer's first token minus that of the corrupted one's, before the answer.
-    Raises `UserError` for a site that the network does not compute, or of whole numbers.
+    Raises `UserError` for a site that the network does not compute; that sites can be patched is for the caller to see.
     """
 
     def __init__(self, model: LoopedModel, clean: Samples, corrupted: Samples, sites: Sequence[str]) -> None:
-        if whole := [suffix for suffix in sites if SITES[suffix].integer]:
-            raise UserError(f"a site to patch must hold real numbers; got {whole[0]}")
-        if "head_results" in {SITES[suffix].computed for suffix in sites}:
-            raise UserError("heads to patch must be those of a site that every pass has; got attn.hook_result")
         self.model, self.sites, self.steps = model, tuple(sites), range(len(model.plan))
         self.scored_B = answer_start(clean) - 1
         rows = np.arange(len(clean))

@@ -23,7 +23,7 @@ It gets the batches of that network, with the sites that it needs (maybe none), 
     start_with(network, data, options) -> Sums        `data` is the whole set that will come in batches
 
 and one that measures samples of its own making, such as pairs, also has `choose_samples(subject, data, options)`, which
-gives those sets for the data options.
+gives those sets for the data options; `check_data(data)` refuses data options before a network is opened.
 
 Options may have `reads`, the hook suffixes that they ask for in place of `needs`. A probe of many kinds of rows may say
 `TABLE_A_QUANTITY = True`: its command prints a table of each. `INSTEAD` says what to ask of a network that it refuses.
@@ -129,6 +129,12 @@ class ChoosingProbe(Probe, Protocol):
     choose_samples: "Callable[[Subject, DataOptions, object], tuple[SampleSet, ...]]"
 
 
+class CheckingProbe(Probe, Protocol):
+    """A probe that knows from the data options alone that it cannot measure them."""
+
+    check_data: "Callable[[DataOptions], None]"
+
+
 class PairedProbe(Probe, Protocol):
     """A probe that says what a network has over another."""
 
@@ -154,6 +160,11 @@ def is_editing(probe: Probe) -> TypeGuard[EditingProbe]:
 def is_choosing(probe: Probe) -> TypeGuard[ChoosingProbe]:
     """Whether a probe makes its samples."""
     return hasattr(probe, "choose_samples")
+
+
+def is_checking(probe: Probe) -> TypeGuard[CheckingProbe]:
+    """Whether a probe refuses data options before a network is opened."""
+    return hasattr(probe, "check_data")
 
 
 def is_paired(probe: Probe) -> TypeGuard[PairedProbe]:

@@ -204,15 +204,16 @@ def _row(source: MarkedText, options: DyckOptions, length: int, tokenizer: Token
     if len(tokens.ids_T) <= length and never_too_long:
         return Row(tokens, source)
     way_out = "" if options.rendering == "compact" else ", or choose the compact rendering"
+    longer = "make the rows longer by --length, up to the network's context"
     if most < 0:
         raise UserError(
             f"Dyck rows of {length} tokens must hold a query of {options.max_total} brackets; got one of "
-            f"{len(tokens.ids_T)} tokens: lower max_total, make the rows longer{way_out}"
+            f"{len(tokens.ids_T)} tokens: lower max_total, {longer}{way_out}"
         )
     raise UserError(
         f"Dyck shots must be at most {most}, the largest number that always fits rows of {length} tokens with up to "
-        f"{options.max_total} brackets a sequence; got {source.episode.shots}: lower max_total, make the rows "
-        f"longer{way_out}"
+        f"{options.max_total} brackets a sequence; got {source.episode.shots}: lower max_total, {longer}"
+        f"{way_out}"
     )
 
 

@@ -164,5 +164,5 @@ def test_the_command_makes_its_pairs(
     result = document["results"][0]
     assert result["documents"] == 2
     assert pick(result["rows"], quantity="recovery", tokens="last token", layers="looped 2-3", visit=2)["value"]
-    said = command.refusal(patching.main, *words, "--data", "code")
+    said = command.refusal(patching.main, "--ckpt", tmp_path / "never-opened", "--data", "code")
     assert "data to patch must be dyck, which has pairs; got code" in said
