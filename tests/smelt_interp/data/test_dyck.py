@@ -168,7 +168,7 @@ def test_the_largest_number_of_shots_always_fits_and_more_are_refused(rendering)
     assert 270 < samples.length_N.max() <= 300
     with pytest.raises(
         UserError,
-        match=rf"shots must be at most {most}, the largest number .* rows of 300 .*; got {most + 1}: .* by --length, up to",
+        match=rf"shots must be at most {most}, the .* fits rows of 300 .*; got {most + 1}: .* by --length,",
     ):
         episodes(1, rendering=rendering, shots=(most + 1,), length=300, min_total=4)
     with pytest.raises(UserError, match=r"rows of 14 tokens must hold a query of 12 brackets; got one of 1"):
