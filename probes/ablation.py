@@ -15,7 +15,7 @@ the same edit in other layers, for looped layers those that are not (by visit: i
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -111,6 +111,17 @@ class Layout:
     """Each site, and how many of its heads are replaced one by one; 1 where all are together."""
 
 
+def check_network(architecture: Architecture, options: Options) -> None:
+    """Raise UserError for layers that the network has not, and where none of them is visited again as the edit asks."""
+    _require_any(tuple(_steps(architecture, options)), options)
+
+
+def _require_any(places: Sequence[object], options: Options) -> None:
+    if not places:
+        raise UserError(f"layers to ablate with --how {options.how} must be visited again; got none that are: "
+                        "choose others, or loop some with --loop")  # fmt: skip
+
+
 def start_with(network: "LoopedModel", data: SampleSet, options: Options) -> Sums[Layout, Options]:
     """Effects by sample of each edit."""
     run = Ablation(network, data, options)
@@ -148,9 +159,7 @@ class Ablation:
             places = grid.places(HEADS if options.by == "head" else STEPS)
             if options.by == "layer":
                 places = tuple(place._replace(where={**place.where, "head": "all"}) for place in places)
-        if not together:
-            raise UserError(f"layers to ablate with --how {options.how} must be visited again; got none that are: "
-                            "choose others, or loop some with --loop")  # fmt: skip
+        _require_any(together, options)
         asks = (self.data.samples.role_NT == Role.ANSWER).any(-1) & (self.data.samples.episode_N["shots"] >= 0)
         scores = (LOSS, ANSWER, EXACT) if asks.all() else (LOSS,)
         return Layout(grid=grid, together=together, places=places, scores=scores, heads=tuple(heads.items()))

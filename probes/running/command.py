@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
@@ -27,6 +28,7 @@ from probes.running.probe import (
     answers,
     is_checking,
     is_choosing,
+    is_choosy,
     is_paired,
     is_reading,
     is_scoring,
@@ -224,6 +226,8 @@ def open_asked(probe: Probe, asked: Run[object]) -> tuple[Subject, ...]:
         raise UserError("data options must be left out with --capture, whose samples are fixed; got other values")
     if is_checking(probe):
         probe.check_data(asked.data)
+    if is_choosy(probe):
+        return open_subjects(asked.source, asked.data.seed, partial(probe.check_network, options=asked.measure))
     return open_subjects(asked.source, asked.data.seed)
 
 

@@ -23,7 +23,8 @@ It gets the batches of that network, with the sites that it needs (maybe none), 
     start_with(network, data, options) -> Sums        `data` is the whole set that will come in batches
 
 and one that measures samples of its own making, such as pairs, also has `choose_samples(subject, data, options)`, which
-gives those sets for the data options; `check_data(data)` refuses data options before a network is opened.
+gives those sets for the data options; `check_data(data)` refuses data options before a network is opened,
+and any may have `check_network(architecture, options)`, which refuses the first before others are opened.
 
 Options may have `reads`, the hook suffixes that they ask for in place of `needs`. A probe of many kinds of rows may say
 `TABLE_A_QUANTITY = True`: its command prints a table of each. `INSTEAD` says what to ask of a network that it refuses.
@@ -135,6 +136,12 @@ class CheckingProbe(Probe, Protocol):
     check_data: "Callable[[DataOptions], None]"
 
 
+class ChoosyProbe(Probe, Protocol):
+    """A probe that knows from the first network's architecture that its options cannot be measured there."""
+
+    def check_network(self, architecture: Architecture, options: object) -> None: ...
+
+
 class PairedProbe(Probe, Protocol):
     """A probe that says what a network has over another."""
 
@@ -165,6 +172,11 @@ def is_choosing(probe: Probe) -> TypeGuard[ChoosingProbe]:
 def is_checking(probe: Probe) -> TypeGuard[CheckingProbe]:
     """Whether a probe refuses data options before a network is opened."""
     return hasattr(probe, "check_data")
+
+
+def is_choosy(probe: Probe) -> TypeGuard[ChoosyProbe]:
+    """Whether a probe's options suit some networks alone."""
+    return hasattr(probe, "check_network")
 
 
 def is_paired(probe: Probe) -> TypeGuard[PairedProbe]:

@@ -86,8 +86,11 @@ def is_capture(path: Path) -> bool:
     return path.is_file() or (path / "manifest.json").is_file()
 
 
-def open_subjects(source: Source, seed: int) -> tuple[Subject, ...]:
-    """The measured network, then those beside it, each under a name of its own.
+def open_subjects(
+    source: Source, seed: int, check: Callable[[Architecture], None] = lambda architecture: None
+) -> tuple[Subject, ...]:
+    """The measured network, then those beside it, each under a name of its own; `check` may refuse the first before
+    others are opened.
 
     Raises UserError as reading them does, without a checkpoint or a capture or with both, and for two of one name.
     """
@@ -105,7 +108,11 @@ def open_subjects(source: Source, seed: int) -> tuple[Subject, ...]:
     ]
     # What is looped is the measured network; those beside it, which may be the same one, are opened as they are.
     asked = [source, *(unlooped(source) for _ in source.against)]
-    subjects = [opened(path, each) for opened, path, each in zip(openers, paths, asked, strict=True)]
+    subjects: list[Subject] = []
+    for opened, path, each in zip(openers, paths, asked, strict=True):
+        subjects.append(opened(path, each))
+        if len(subjects) == 1:
+            check(subjects[0].architecture)
     if source.ckpt is not None and source.untrained:
         subjects.append(_untrained(source.ckpt, seed, source))
     names = [subject.name for subject in subjects]

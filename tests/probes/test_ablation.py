@@ -149,5 +149,6 @@ def test_the_command_measures_checkpoints_side_by_side_and_refuses_a_capture(
     record(OURS, DYCK, tmp_path / "capture", suffixes=())
     said = command.refusal(ablation.main, "--capture", tmp_path / "capture")
     assert "Ablation cannot be measured; capture: a capture holds no weights to run" in said
-    said = command.refusal(ablation.main, "--ckpt", tmp_path / "once", *data, "--how", "swap")
+    beside = ("--against", tmp_path / "never-opened")
+    said = command.refusal(ablation.main, "--ckpt", tmp_path / "once", *beside, *data, "--how", "swap")
     assert "must be visited again" in said
