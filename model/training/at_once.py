@@ -5,6 +5,7 @@ Whatever ends this process ends all, and each goes on from its newest state at t
 exception passes, Ctrl-C too, and when this process is killed they end as they next say how far they are, to nobody.
 """
 
+import errno
 import os
 import selectors
 import shutil
@@ -19,7 +20,7 @@ from typing import IO
 import torch
 
 from model.training.options import TRAIN, TrainOptions
-from smelt_interp.errors import UserError, one_line
+from smelt_interp.errors import EXIT_USER, UserError, one_line
 
 SHARED = "cuda"
 """The device that stands for all GPUs; `cuda:0` is one of them, which members then share."""
@@ -83,9 +84,10 @@ class _Screen:
 def train_at_once(runs: Mapping[str, TrainOptions], at_once: int) -> None:
     """Train, or go on with, each run in a process of its own.
 
-    Raises `UserError` for too few GPUs before any starts, and when some have failed, once the others have ended.
+    Raises `UserError` for too few GPUs before any starts, and when some have failed, once the others have ended;
+    `OSError` when it was no mistake of the user's that one failed of: a full disk, memory, another program.
     """
-    waiting, failed, screen = list(runs), list[str](), _Screen()
+    waiting, failed, codes, screen = list(runs), list[str](), set[int](), _Screen()
     free = _devices(next(iter(runs.values())).device, at_once)
     with _stopped_at_the_end() as running, selectors.DefaultSelector() as selector:
         while waiting or running:
@@ -104,11 +106,14 @@ def train_at_once(runs: Mapping[str, TrainOptions], at_once: int) -> None:
                 selector.unregister(each.errors)
                 if why := _ended(running.pop(each.name)):
                     failed.append(each.name)
+                    codes.add(each.process.returncode)
                 screen.say(f"{each.name} failed: {why}" if why else f"{each.name}: done")
                 free.append(each.device)
     if failed:
         rest = f"the other {len(runs) - len(failed)} are trained"
-        raise UserError(f"every member must train; {', '.join(failed)} failed, {rest}: see above, and type it again")
+        said = f"every member must train; {', '.join(failed)} failed, {rest}: see above, and type it again"
+        folder = next(iter(runs.values())).out.parent
+        raise UserError(said) if codes == {EXIT_USER} else OSError(errno.EIO, said, str(folder))
 
 
 def _ended(member: _Running) -> str | None:
@@ -124,7 +129,7 @@ def _devices(device: str, at_once: int) -> list[str]:
         return [device] * at_once
     if (have := torch.cuda.device_count()) < at_once:
         rule = f"--at-once must be at most the {have} GPUs of this machine; got {at_once}"
-        raise UserError(f"{rule}: members share one with --device cuda:0")
+        raise UserError(f"{rule}: {'members share one with --device cuda:0' if have else 'choose --device cpu'}")
     return [f"{SHARED}:{number}" for number in range(at_once)]
 
 

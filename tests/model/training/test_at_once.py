@@ -33,7 +33,8 @@ while waits:
     time.sleep(0.02)
     waits = "waits" in out or not os.path.exists("fails")
 if "fails" in out:
-    sys.exit("error: training must stay finite")
+    print("error: training must stay finite", file=sys.stderr)
+    sys.exit(1 if "disk" in out else 2)
 """
 
 
@@ -71,7 +72,16 @@ def test_a_member_that_fails_is_named_and_the_others_end_each_on_a_gpu_of_its_ow
     assert sorted(re.findall(r"^(\w+): done$", said, re.MULTILINE)) == ["ends", "last"]
     with pytest.raises(UserError, match=r"--at-once must be at most the 2 GPUs of this machine; got 3: .* cuda:0"):
         train_at_once(runs("a", "b", "c", device="cuda"), 3)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match=r"the 0 GPUs of this machine; got 2: choose --device cpu"):
+        train_at_once(runs("a", "b", device="cuda"), 2)
     assert not Path("a").exists()
+
+
+def test_a_member_that_no_mistake_of_the_users_ended_is_no_error_of_the_users():
+    with pytest.raises(SystemExit) as ended:
+        run_command(lambda: train_at_once(runs("fails", "fails, disk"), 2))
+    assert ended.value.code == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
