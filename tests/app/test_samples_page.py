@@ -49,13 +49,13 @@ def test_a_sample_chosen_on_one_page_is_that_of_the_next_if_it_has_it(folder: Pa
         from app.widgets.sample import choose_sample
         from cache.store import Capture
 
-        st.session_state.setdefault("chosen sample", before)
+        st.session_state.setdefault("address of the sample", ("another page", None, before))
         choose_sample(Capture(path))
 
     test = AppTest.from_function(script, args=(str(folder / "looped"), before), default_timeout=30).run()
-    assert test.number_input(key="sample").value == shown == test.session_state["chosen sample"]
+    assert test.number_input(key="sample").value == shown == test.session_state["address of the sample"][2]
     test.number_input(key="sample").set_value(2).run()
-    assert test.session_state["chosen sample"] == 2
+    assert test.session_state["address of the sample"][2] == 2
 
 
 def test_wrong_choices_fall_back_and_say_so(folder: Path) -> None:
