@@ -277,7 +277,9 @@ def test_attention_is_read_by_pointer_and_by_keys_and_a_link_opens_the_same(
 
 
 @pytest.mark.browser
-def test_a_sample_is_opened_by_a_click_and_axe_finds_no_serious_fault(address: str, context: BrowserContext) -> None:
+def test_a_sample_is_opened_by_a_click_goes_along_and_axe_finds_no_serious_fault(
+    address: str, context: BrowserContext
+) -> None:
     visitor = Visitor(context)
     visitor.open(f"{address}/?capture=looped")
     assert visitor.faults() == []
@@ -287,6 +289,12 @@ def test_a_sample_is_opened_by_a_click_and_axe_finds_no_serious_fault(address: s
     visitor.page.wait_for_url("**sample=2**")
     visitor.settle()
     assert visitor.faults() == []
+    # The sample is that of the next page too, and of the one that Back leads to.
+    visitor.follow("Attention, both visits")
+    visitor.page.wait_for_url("**/attention**sample=2**")
+    visitor.page.locator(".canvas[aria-label^='sample 2, ']").wait_for()
+    visitor.page.go_back()
+    visitor.page.get_by_role("heading", name="Sample 2", exact=True).wait_for()
 
 
 @pytest.mark.browser
