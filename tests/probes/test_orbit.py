@@ -113,7 +113,7 @@ def test_any_network_is_followed_as_far_as_it_goes() -> None:
     own = measure(DenseNested().eval()).rows()
     assert max(row["visit"] for row in own if row["quantity"] == "contraction") == 6
     loss = pick(own, quantity="loss")
-    assert (loss["visit"], loss["note"][:52]) == (6, "visits must be those that a dense-nested network's o")
+    assert (loss["visit"], loss["note"][:57]) == (6, "visits must be those that the code of family dense-nested")
     family = measure(hooked("llama", SPAN), most_visits=3).rows()
     assert [row["visit"] for row in family if row["quantity"] == "loss"] == [1, 2, 3, "2 - 1", "3 - 1"]
     assert pick(family, quantity="angle (degrees)", visit=3)["layers"] == "looped 2-3"

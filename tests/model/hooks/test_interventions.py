@@ -201,8 +201,8 @@ def test_several_edits_are_one():
 def test_what_cannot_be_edited_is_one_line():
     ours, dense = NETWORKS.values()
     for model, edit, message in (
-        (dense, interventions.clamp(dense, "mlp.hook_router_logits", [8]), "a dense-nested network has; got"),
-        (dense, interventions.zero(Target("ln1.hook_normalized", (8,))), "a dense-nested network has; got"),
+        (dense, interventions.clamp(dense, "mlp.hook_router_logits", [8]), "a network of family dense-nested has; got"),
+        (dense, interventions.zero(Target("ln1.hook_normalized", (8,))), "a network of family dense-nested has; got"),
         (ours, interventions.zero(Target("attn.hook_z", (3,), (4,))), r"heads of attn.hook_z must be 0 to 3; got 4"),
         (ours, interventions.zero(Target("hook_mlp_out", (17,))), r"a hook name must be one of the network's"),
     ):
