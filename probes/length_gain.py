@@ -118,9 +118,9 @@ def against(totals: Totals[int, Options], other: Totals[int, Options]) -> list[Q
 
 
 def _may_be_none(gain_R: NDArray[np.float64], documents: int) -> bool:
-    """Whether a gain's interval holds 0. (R,)"""
+    """Whether the interval of a gain, (R,), holds 0."""
     estimate = interval(gain_R, documents)
-    return estimate.low is not None and estimate.high is not None and estimate.low <= 0 <= estimate.high
+    return estimate.low <= 0 <= estimate.high
 
 
 def _buckets(totals: Totals[int, Options]) -> list[Bucket]:
